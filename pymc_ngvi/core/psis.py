@@ -256,6 +256,11 @@ class Weights(NamedTuple):
         is_far = self.khat > _WORST_KHAT and self.effective < _LEAST_EFFECTIVE * self.n_draws
         return WeightVerdict.FAR if 0 < n_dim <= _FEW and is_far else WeightVerdict.UNEVEN
 
+    @property
+    def tells(self) -> bool:
+        """Whether they say what q is off by, if not to the last digit."""
+        return self.verdict().helps or (self.n_draws >= _LEAST_DRAWS and self.n_behind >= _LEAST_BEHIND)
+
     def sentence(self, n_dim: int = 0) -> str:
         """Return k-hat with its error, what the draws are worth, and what that means."""
         verdict = self.verdict(n_dim)

@@ -1,18 +1,50 @@
-"""Whether a posterior can be called exact, or relied on: conditions, each with its figure, and what is said of them."""
+"""The verdict on a posterior: conditions, each with its figure, and what they come to in one of five words."""
+
+import math
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
 from typing import NamedTuple
 
 import numpy as np
 
 from pymc_ngvi.core.messages import percent
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 
 #: Part of a variance that may be farther out than all draws: of a Student t with 3 degrees of freedom, at most 0.16 of
 #: 10 is, and of products with lognormals 0.21; with 2.2, 0.3 to 0.5; with 1.2, 0.7 and more.
 MOST_BEYOND, HEAVY = 0.6, "heavy tail"
+#: Part of the effective size that is wanted, below which draws are too few to say anything of a posterior.
+LEAST_PART = 0.25
 
 
+@stored("verdict.against")
+class Against(Enum):
+    """What a condition that does not hold stands against."""
+
+    #: Relying on the posterior.
+    RELIABLE = auto()
+    #: Calling it exact.
+    EXACT = auto()
+    #: Calling it known well: its draws are few.
+    SIZE = auto()
+    #: Nothing: it is a remark.
+    NOTHING = auto()
+
+
+class Word(StrEnum):
+    """What a verdict comes to."""
+
+    EXACT = "exact"
+    FEW_DRAWS = "exact, few draws"
+    RELIABLE = "reliable"
+    NOT_JUDGED = "not judged"
+    NOT_RELIABLE = "not reliable"
+
+
+@stored("verdict.condition")
 class Condition(NamedTuple):
     """What is asked of a posterior.
 
@@ -24,24 +56,36 @@ class Condition(NamedTuple):
         What it came to, and what it may be: at most, or at least.
     sentence : str
         What is said where it does not hold, a clause.
-    is_vital : bool, default True
-        Whether the posterior can't be relied on without it; else it can only not be called exact.
+    against : Against, default Against.RELIABLE
+        What it stands against then.
     at_least, is_excused : bool, default False
         Which way the limit goes; whether the figure does not matter.
+    cure : str, default ""
+        What may help, a sentence.
     """
 
     name: str
     figure: float
     limit: float
     sentence: str
-    is_vital: bool = True
+    against: Against = Against.RELIABLE
     at_least: bool = False
     is_excused: bool = False
+    cure: str = ""
 
     @property
     def holds(self) -> bool:
         """Whether nothing is wrong; not where the figure is NaN."""
         return self.is_excused or (self.figure >= self.limit if self.at_least else self.figure <= self.limit)
+
+    @property
+    def text(self) -> str:
+        """The clause as a sentence."""
+        return f"{self.sentence[0].upper()}{self.sentence[1:]}."
+
+    def __str__(self) -> str:
+        """Return the sentence, and what may help."""
+        return f"{self.text} {self.cure}".rstrip()
 
 
 def heavy_tail(beyond: float) -> Condition:
@@ -50,54 +94,184 @@ def heavy_tail(beyond: float) -> Condition:
     return Condition(HEAVY, beyond, MOST_BEYOND, said)
 
 
+def few_draws(name: str, size: float, wanted: float, what: str) -> list[Condition]:
+    """Return what is asked of an effective size: with a part of what is wanted, a posterior is known less well."""
+    said = f"{what} is {'unknown' if math.isnan(size) else f'{size:,.0f}'}, below"
+    least = LEAST_PART * wanted
+    return [
+        Condition(name, size, least, f"{said} {least:,.0f}", at_least=True),
+        Condition(name, size, wanted, f"{said} {wanted:,.0f}", Against.SIZE, at_least=True, is_excused=size < least),
+    ]
+
+
+@stored("verdict")
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What conditions come to; a kind of posterior has its figures, its conditions and its words."""
+    """Whether a posterior can be relied on: the one verdict that all reports read.
+
+    A kind of posterior that can be exact has figures and conditions of its own.
+
+    Parameters
+    ----------
+    found : tuple of Condition
+        What tests of its draws have found.
+    open : str
+        Why no test could tell, a clause; empty where one could.
+    cure : str
+        What may help where its own conditions do not hold, a sentence.
+    is_tested : bool
+        Whether tests of draws were made, or asked for.
+    """
+
+    found: tuple[Condition, ...] = ()
+    open: str = ""
+    cure: str = ""
+    is_tested: bool = False
+
+    @property
+    def claims_exact(self) -> bool:
+        """Whether the posterior is exact where all conditions hold."""
+        return False
+
+    @property
+    def own(self) -> list[Condition]:
+        """What is asked of a posterior of its kind."""
+        return []
+
+    @property
+    def made(self) -> str:
+        """What the posterior is, a sentence."""
+        return ""
+
+    @property
+    def details(self) -> str:
+        """What goes behind "exact"."""
+        return ""
+
+    @property
+    def worth(self) -> float:
+        """Number of independent draws that its draws are worth."""
+        return math.nan
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """All that is asked of it."""
+        return [*self.own, *self.found]
+
+    def _said(self, *against: Against) -> tuple[str, ...]:
+        return tuple(c.sentence for c in self.conditions if c.against in against and not c.holds)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What stands against relying on the posterior, in clauses; empty if nothing does."""
+        return self._said(Against.RELIABLE)
+
+    @property
+    def shortfalls(self) -> tuple[str, ...]:
+        """What stands against calling the posterior exact and known well, in clauses."""
+        return self._said(Against.RELIABLE, Against.EXACT, Against.SIZE)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the posterior is not reliable: sentences that say what may help; empty where it is."""
+        return [str(c) for c in self.conditions if c.against is Against.RELIABLE and not c.holds]
+
+    @property
+    def texts(self) -> list[str]:
+        """The same without what may help."""
+        return [c.text for c in self.conditions if c.against is Against.RELIABLE and not c.holds]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What else was found, of less weight."""
+        return [str(c) for c in self.found if c.against is not Against.RELIABLE and not c.holds]
+
+    @property
+    def cures(self) -> list[str]:
+        """What may help, each once."""
+        failed = [c.cure for c in self.conditions if c.against is Against.RELIABLE and not c.holds]
+        return list(dict.fromkeys(filter(None, [*failed, self.cure])))
+
+    @property
+    def word(self) -> Word:
+        """The verdict in a word."""
+        against = {c.against for c in self.conditions if not c.holds}
+        if Against.RELIABLE in against:
+            return Word.NOT_RELIABLE
+        if self.open:
+            return Word.NOT_JUDGED
+        if Against.EXACT in against or not self.claims_exact:
+            return Word.RELIABLE
+        return Word.FEW_DRAWS if Against.SIZE in against else Word.EXACT
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the posterior is exact up to simulation error, however large that is."""
+        return self.word in (Word.EXACT, Word.FEW_DRAWS)
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether the posterior can be relied on, as far as tests can tell."""
+        return self.word not in (Word.NOT_RELIABLE, Word.NOT_JUDGED)
+
+    @property
+    def tells_limits(self) -> bool:
+        """Whether limits and probabilities are exact, whatever tails do to moments."""
+        return all(c.holds or c.name == HEAVY for c in self.conditions if c.against is not Against.NOTHING)
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a sentence, without what the posterior is."""
+        short = "; ".join(self.shortfalls)
+        match self.word:
+            case Word.EXACT:
+                return f"Exact up to simulation error{self.details}."
+            case Word.FEW_DRAWS:
+                return f"Exact, known to {percent(self.worth**-0.5)}{self.details}: {short}."
+            case Word.RELIABLE:
+                return f"Approximate, reliable{': ' * bool(short)}{short}."
+            case Word.NOT_JUDGED:
+                return f"Approximate, not judged: {self.open}."
+        return f"Not reliable, because {'; '.join(self.failures)}."
+
+    @property
+    def sentence(self) -> str:
+        """What the posterior is, and the verdict."""
+        return f"{self.made} {self.headline}".lstrip()
+
+    def __str__(self) -> str:
+        """Return the verdict, and what may help where it is a bad one."""
+        return " ".join([self.sentence, *self.cures])
+
+
+class PoolVerdict(Verdict):
+    """That on weighted draws, which has figures and conditions of its own."""
 
     khat: float
     effective_size: float
+    #: Fits given globals, and nats that their ELBOs lack.
     n_fits: int
     lacking: float
     n_modes: int = 1
 
     @property
-    def conditions(self) -> list[Condition]:
-        """All that is asked."""
-        raise NotImplementedError
+    def claims_exact(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def worth(self) -> float:
+        """Effective number of draws."""
+        return self.effective_size
 
     @property
     def efficiency(self) -> float:
         """Part of the draws that is effective."""
         raise NotImplementedError
 
-    @property
-    def sentence(self) -> str:
-        """The verdict in a sentence or two."""
-        raise NotImplementedError
 
-    @property
-    def failures(self) -> tuple[str, ...]:
-        """What stands against relying on the posterior, in clauses; empty if nothing does."""
-        return tuple(c.sentence for c in self.conditions if c.is_vital and not c.holds)
-
-    @property
-    def shortfalls(self) -> tuple[str, ...]:
-        """What stands against calling the posterior exact, in clauses."""
-        return tuple(c.sentence for c in self.conditions if not c.holds)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether nothing stands against calling the posterior exact up to simulation error."""
-        return not self.shortfalls
-
-    @property
-    def is_reliable(self) -> bool:
-        """Whether nothing stands against relying on the posterior."""
-        return not self.failures
-
-    @property
-    def tells_limits(self) -> bool:
-        """Whether limits and probabilities are exact, whatever tails do to moments."""
-        return all(c.holds or c.name == HEAVY for c in self.conditions)
+#: Of a posterior before any test.
+NOT_TESTED = Verdict(open="no test was made; approx.diagnose() makes some")
 
 
 # --- how much of a variance is farther out than any draw: integrals along lines through draws ---

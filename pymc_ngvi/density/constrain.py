@@ -3,7 +3,7 @@
 import math
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -345,6 +345,13 @@ class Functionals:
         if group.name == PREDICTORS and self.of_predictors is not None:
             return self.of_predictors(theta)
         return group.columns(values[group.name])
+
+    def kind_of(self, columns: Iterable[int]) -> str:
+        """Return what some columns are of."""
+        names = {self.where(int(column))[0].name for column in columns}
+        if PREDICTORS not in names:
+            return "Deterministics"
+        return PREDICTORS if len(names) == 1 else f"Deterministics and {PREDICTORS}"
 
     def in_words(self) -> str:
         """Return how many there are, as they are compared."""

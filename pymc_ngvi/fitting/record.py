@@ -16,18 +16,19 @@ import numpy as np
 
 from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import OURS, listed, percent
+from pymc_ngvi.core.messages import N_NAMED, OURS, listed, percent
 from pymc_ngvi.core.refusal import Failed, Reason, Refused
 from pymc_ngvi.core.sizes import N_SHOWN
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status, format_gap
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
-from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict
+from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
 from pymc_ngvi.density.streams.density import BatchError, StreamReport
 from pymc_ngvi.families import traits_of
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.posteriors.plan import Decision, Plan
+from pymc_ngvi.posteriors.plan import GAUSSIAN, Decision, Plan
 
 # --- what there is to say of modes beside that of the fit: where they are, and their share of the posterior ---
 
@@ -111,6 +112,40 @@ def left_out(modes: Sequence[OtherMode]) -> str:
     return f"leaves out {what} with {percent(sum(mode.share for mode in modes), '.2g')} of the mass"
 
 
+#: Part of the mass elsewhere, or of draws that are lost, from which on it counts; square of a standard deviation,
+#: relative, that other modes may add.
+MUCH, _WIDER = 0.02, 0.2
+#: Coordinates that a sentence names are farther apart than this part of the farthest.
+_NEAR_FARTHEST = 0.3
+
+
+class HasMoments(Protocol):
+    """What modes are left out of."""
+
+    def mean(self) -> Array:
+        """Return the mean."""
+
+    def sd(self) -> Array:
+        """Return the standard deviations."""
+
+
+def of_modes(modes: Sequence[OtherMode], q: HasMoments, layout: Layout, cure: str = "") -> list[Condition]:
+    """Return what stands against a posterior that leaves out modes: little of the mass, only against its exactness."""
+    if not modes:
+        return []
+    mean, sd, share = q.mean(), q.sd(), sum(mode.share for mode in modes)
+    added = np.array([mode.share for mode in modes]) @ np.array([((mode.q.mean() - mean) / sd) ** 2 for mode in modes])
+    against = Against.EXACT if share < MUCH and added.max() < _WIDER else Against.RELIABLE
+    apart = np.abs(modes[0].q.mean() - mean) / sd
+    far = np.argsort(-apart)[:N_NAMED]
+    far = far[apart[far] > _NEAR_FARTHEST * apart[far[0]]]
+    place = ", ".join(f"`{layout.label(int(i))}` = {modes[0].q.mean()[i]:.3g} (q: {mean[i]:.3g})" for i in far)
+    what, at = ("another mode", "at") if len(modes) == 1 else (f"{len(modes)} other modes", "the largest at")
+    mass = percent(share, ".0f" if share >= 0.01 else ".1f")
+    said = f"the posterior has {what}, with {mass} of the mass, {at} {place}, which q leaves out"
+    return [Condition("modes", share, 0.0, said, against, cure=cure)]
+
+
 # --- what a fit reports of itself ---
 
 #: How the names of variables are shown.
@@ -164,17 +199,18 @@ class FitRecord:
         the evaluations of all fits.
     seed : int
         Of the fit; that of its verdict follows from it.
-    posterior : str
-        Which posterior came of it, in a sentence: an exact one, or the Gaussian, and why.
+    kind : str
+        Of the posterior that came of it: "gaussian", or a value of the option ``posterior``.
+    of_posterior : str
+        Why it is the Gaussian, or what was tried before it, in sentences.
     reason : str
         Why it is the Gaussian, as a `Reason`; empty where it is not, and where a Gaussian was asked for.
     on_request : str
         The value of the option ``posterior`` that would have given another one all the same; empty where none would.
-    is_exact, is_nested : bool
-        Whether it is an exact one, or a nested one; elbo, gap and numbers of evaluations are those of the Gaussian fit
-        before it.
-    doubts : tuple of str
-        What stands against relying on it, in clauses; of a Gaussian, what importance sampling has found.
+    judged : Verdict
+        What was found of the posterior by now: ``verdict`` says it together with how the fit ended.
+    elsewhere : tuple of str
+        What importance sampling has found to stand against the Gaussian, in clauses.
     plan : Plan or None
         Which posteriors there were to choose from, at which prices; None where one was named.
     summed_out : tuple of str
@@ -207,10 +243,10 @@ class FitRecord:
     modes: tuple[OtherMode, ...] = field(default=(), compare=False, repr=False)
     stream: StreamReport | None = None
     seed: int = 0
-    posterior: str = ""
-    is_exact: bool = False
-    is_nested: bool = False
-    doubts: tuple[str, ...] = ()
+    kind: str = GAUSSIAN
+    of_posterior: str = ""
+    judged: Verdict = field(default=NOT_TESTED, compare=False)
+    elsewhere: tuple[str, ...] = ()
     improper: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
     searched: bool = False
@@ -221,6 +257,40 @@ class FitRecord:
     summed_out: tuple[str, ...] = ()
     status_before: Status | None = None
     undone: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the posterior can be relied on, as far as that was judged."""
+        is_known = self.judged.is_tested or self.is_pool
+        return self.judged if is_known else dataclasses.replace(self.judged, found=tuple(self.of_fit))
+
+    @property
+    def of_fit(self) -> list[Condition]:
+        """What stands against the fit for how it ended."""
+        said, found = f"the fit did not converge ({self.status}): {self.sentence.rstrip('.')}", []
+        if not (self.converged or self.is_pool):
+            found.append(Condition("convergence", math.inf, 0.0, said, cure=self.status.cure))
+        return [*found, *(Condition("elsewhere", math.inf, 0.0, clause) for clause in self.elsewhere)]
+
+    @property
+    def posterior(self) -> str:
+        """Which posterior came of it, in a sentence: an exact one, or the Gaussian, and why."""
+        return f"{self.verdict.sentence if self.is_pool else ''} {self.of_posterior}".strip()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the posterior is exact up to simulation error."""
+        return self.verdict.is_exact
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether it is a nested one: elbo, gap and evaluations are then those of the Gaussian fit before it."""
+        return self.kind == "nested"
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What stands against relying on the posterior, in clauses."""
+        return self.verdict.failures
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""
@@ -267,7 +337,7 @@ class FitRecord:
     @property
     def is_pool(self) -> bool:
         """Whether the posterior is a weighted pool of draws, which came after the fit."""
-        return self.is_exact or self.is_nested
+        return self.kind != GAUSSIAN
 
     @property
     def comes_first(self) -> bool:
@@ -291,8 +361,8 @@ class FitRecord:
         """Return the outcome as attributes of a file or tree; numbers that are not finite are left out."""
         numbers = {"elbo": self.elbo.value, "elbo_se": self.elbo.se, "gap": self.gap}
         finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
-        of_posterior = {"posterior": self.posterior} if self.posterior else {}
-        return {"status": str(self.status), "family": self.family, **of_posterior, **finite}
+        said = {"posterior": self.posterior} if self.posterior else {}
+        return {"status": str(self.status), "family": self.family, "verdict": self.verdict.word.value, **said, **finite}
 
     def refuse_diverged(self) -> None:
         """Raise DivergedError if the fit diverged."""

@@ -16,6 +16,7 @@ import xarray as xr
 from pymc_ngvi.core.messages import checked_names, listed, percent, shortened
 from pymc_ngvi.core.sizes import N_PREDICTED, Seed, check_draws, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.verdict import Word
 from pymc_ngvi.density.info import simulate
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
 from pymc_ngvi.inference import NGVI
@@ -64,12 +65,12 @@ class ManyFits:
     ----------
     dataset : xarray.Dataset
         Over the dimension ``fit``. Each variable of the model, Deterministics included, is there by its name, with the
-        dimension ``statistic``: "mean", "sd", "lower", "upper". Of each fit there are ``verdict`` ("reliable", "not
-        reliable", "not judged"), the ``sentence`` that says why, ``posterior`` ("exact", "nested", "moved",
-        "gaussian"), ``status``, ``elbo`` and ``log_marginal_likelihood`` with standard errors (``_se``; NaN where there
-        is none), ``searched`` (whether other modes were looked for), ``other_modes`` (whether some were found),
-        ``seconds``, ``seed``, and ``error``: why it failed, empty where it did not. A variable of the model with one of
-        these names puts ``fit_`` before it.
+        dimension ``statistic``: "mean", "sd", "lower", "upper". Of each fit there are ``verdict`` ("exact", "exact, few
+        draws", "reliable", "not judged", "not reliable"), the ``sentence`` that says why, ``posterior`` ("exact",
+        "nested", "moved", "gaussian"), ``status``, ``elbo`` and ``log_marginal_likelihood`` with standard errors
+        (``_se``; NaN where there is none), ``searched`` (whether other modes were looked for), ``other_modes`` (whether
+        some were found), ``seconds``, ``seed``, and ``error``: why it failed, empty where it did not. A variable of the
+        model with one of these names puts ``fit_`` before it.
     """
 
     def __init__(self, rows: Sequence[Row], fitter: Fitter, data: Iterable[Entry], attrs: Mapping[str, Any]) -> None:
@@ -419,7 +420,8 @@ class Calibration:
         """
         done = self.pit.dropna("fit", how="all")
         if only_reliable:
-            reliable = self.fits.dataset.fit[self.fits.about("verdict") == "reliable"]
+            doubtful = [Word.NOT_JUDGED.value, Word.NOT_RELIABLE.value]
+            reliable = self.fits.dataset.fit[~np.isin(self.fits.about("verdict"), doubtful)]
             done = done.sel(fit=done.fit.isin(reliable))
         if (n := done.sizes["fit"]) < 2:
             raise ValueError(f"{n} fits are left: too few to tell anything of them.")

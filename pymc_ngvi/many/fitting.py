@@ -27,10 +27,10 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 from rich.progress import TimeRemainingColumn as Remaining
 
 from pymc_ngvi.core.messages import OURS, listed, shortened, suggestion
-from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.sizes import MANY, seed_of
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.verdict import Word
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import Simulated, quoted, with_data_for, without_casts
@@ -367,10 +367,10 @@ class Fitter:
 
 def _about(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> dict[str, Any]:
     """Return what is said of a fit."""
-    verdict, sentence = _verdict(approx, record, judge=judge)
+    verdict = approx.diagnose().checks if judge else record.verdict
     about = {
-        "verdict": verdict,
-        "sentence": sentence,
+        "verdict": verdict.word.value,
+        "sentence": f"{verdict} {record.of_posterior}".rstrip(),
         "posterior": str(getattr(approx._state, "kind", "gaussian")),
         "status": str(record.status),
         "elbo": record.elbo.value,
@@ -380,26 +380,11 @@ def _about(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> dict
         "searched": record.searched,
         "other_modes": approx._has_other_modes,
     }
-    if record.is_pool or approx.checks is not None:
+    if record.is_pool:
         with contextlib.suppress(ValueError):  # of priors without a constant
             found = approx.log_marginal_likelihood
             about |= {"log_marginal_likelihood": found.value, "log_marginal_likelihood_se": found.se}
     return about
-
-
-def _verdict(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> tuple[str, str]:
-    """Return whether a fit can be relied on, and why."""
-    checks = approx.checks
-    if checks is None and not record.converged:
-        return "not reliable", f"{record.sentence} {record.status.cure}".strip()
-    if judge:
-        diagnosis = approx.diagnose(random_seed=record.seed)
-        return diagnosis.verdict, diagnosis.in_short()
-    if checks is None and record.reason == str(Reason.SUPERFLUOUS):  # its importance weights were looked at
-        return "reliable", record.posterior
-    if checks is None:
-        return "not judged", f"{record.posterior} judge=True judges it.".strip()
-    return "reliable" if checks.is_reliable else "not reliable", record.posterior
 
 
 @contextlib.contextmanager
@@ -666,8 +651,8 @@ def judge_unsearched(rows: Sequence[Row]) -> str:
     for row in left_out:
         if having:
             row.about["sentence"] += f" Not searched for other modes, which {_part(having, searched)} have."
-            if row.about["verdict"] == "reliable":
-                row.about["verdict"] = "not judged"
+            if row.about["verdict"] != Word.NOT_RELIABLE:
+                row.about["verdict"] = Word.NOT_JUDGED.value
         else:
             row.about["sentence"] += f" Not searched for other modes: {len(searched):,} fits were, which have none."
     if not (having and left_out):

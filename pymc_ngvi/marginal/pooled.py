@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import entry_of, stored, with_tag
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.verdict import Verdict
+from pymc_ngvi.core.verdict import PoolVerdict
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.proposals import effective_size
@@ -79,7 +79,7 @@ class GivenGlobals(abc.ABC):
         """Return what log m of the pool lacks everywhere, and its standard error."""
 
     @abc.abstractmethod
-    def verdict(self, state: "PoolState") -> Verdict:
+    def verdict(self, state: "PoolState") -> PoolVerdict:
         """Return what was measured of the posterior."""
 
     @abc.abstractmethod
@@ -248,7 +248,7 @@ class PoolState:
         return value - self.checks.lacking, se
 
     @functools.cached_property
-    def checks(self) -> Verdict:
+    def checks(self) -> PoolVerdict:
         """What was measured of it."""
         return self.rest.verdict(self)
 

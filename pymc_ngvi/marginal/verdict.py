@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
+from pymc_ngvi.core.verdict import Condition, PoolVerdict, few_draws, heavy_tail
 from pymc_ngvi.marginal.sampler import GOOD, MOST_MOVED
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
@@ -26,7 +26,7 @@ MOST_LOST, MOST_SHORT = 0.005, 0.03
 
 @stored("exact.checks")
 @dataclass(frozen=True)
-class Checks(Verdict):
+class Checks(PoolVerdict):
     """What was measured of an exact posterior.
 
     Parameters
@@ -60,6 +60,8 @@ class Checks(Verdict):
         Modes that it began from.
     n_fits, lacking
         0: there are no fits given globals, whose ELBOs lack something.
+    found, open, cure, is_tested
+        As of `Verdict`.
     """
 
     khat: float
@@ -81,7 +83,7 @@ class Checks(Verdict):
     lacking: float = 0.0
 
     @property
-    def conditions(self) -> list[Condition]:
+    def own(self) -> list[Condition]:
         """All that is asked of it."""
         size, sd_error, lost = self.effective_size, 100 * self.sd_error, 100 * self.lost
         khat = f"{self.khat:.2f} +- {khat_error(self.khat, self.n_draws):.2f}"
@@ -90,8 +92,7 @@ class Checks(Verdict):
         return [
             Condition("k-hat", self.khat, MOST_KHAT,
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),
-            Condition("effective size", size, least_size,
-                f"the effective size of the draws is {size:,.0f}, below {least_size:,.0f}", at_least=True),
+            *few_draws("effective size", size, least_size, "the effective size of the draws"),
             Condition("efficiency", self.efficiency, GOOD,
                 f"only {percent(self.efficiency)} of the draws are effective: proposals are not near to the "
                 "posterior, and weights don't tell what they miss", at_least=True),
@@ -123,13 +124,9 @@ class Checks(Verdict):
         return self.effective_size / self.n_draws
 
     @property
-    def sentence(self) -> str:
-        """The verdict in a sentence."""
-        if self.is_exact:
-            thin = f"; a standard deviation is known to {100 * self.sd_error:.0f} % only"
-            modes = "mode that was" if self.n_modes == 1 else f"{self.n_modes} modes that were"
-            return (
-                f"Exact up to simulation error (effective sample size {self.effective_size:,.0f}"
-                f"{thin if self.sd_error > SAID_ERROR else ''}), of the {modes} found."
-            )
-        return f"Not exact: {'; '.join(self.failures)}."
+    def details(self) -> str:
+        """Effective size, and modes."""
+        thin = f"; a standard deviation is known to {100 * self.sd_error:.0f} % only"
+        modes = "mode that was" if self.n_modes == 1 else f"{self.n_modes} modes that were"
+        said = thin if self.sd_error > SAID_ERROR else ""
+        return f" (effective sample size {self.effective_size:,.0f}{said}), of the {modes} found"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.bridge import Estimate
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.verdict import Condition, Verdict, heavy_tail
+from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, few_draws, heavy_tail
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
 from pymc_ngvi.marginal.sampling import Pool, picked
@@ -34,7 +34,7 @@ MOST_OUTFLOW = 0.01
 
 @stored("moved.checks")
 @dataclass(frozen=True)
-class MovedChecks(Verdict):
+class MovedChecks(PoolVerdict):
     """What was measured of moved draws."""
 
     #: The largest nested R-hat of any quantity.
@@ -83,7 +83,7 @@ class MovedChecks(Verdict):
     beyond: float = 0.0
 
     @property
-    def conditions(self) -> list[Condition]:
+    def own(self) -> list[Condition]:
         """All that is asked of it."""
         return [*self._of_chains, *(self._of_modes if self.n_modes > 1 else [])]
 
@@ -102,10 +102,10 @@ class MovedChecks(Verdict):
             Condition("height", self.height, MOST_HEIGHT,
                 "chains pass by points whose log p is far above that of all draws, and are refused there: the "
                 "posterior has a narrow peak"),
-            self._of_size("bulk", self.bulk),
-            self._of_size("tail", self.tail),
+            *few_draws("bulk size", self.bulk, LEAST_SIZE, "the bulk effective sample size"),
+            *few_draws("tail size", self.tail, LEAST_SIZE, "the tail effective sample size"),
             Condition("limits", self.limit_error, MOST_LIMIT_ERROR,
-                f"a 5 or 95 % limit is known to {self.limit_error:.2f} standard deviations only"),
+                f"a 5 or 95 % limit is known to {self.limit_error:.2f} standard deviations only", Against.SIZE),
             heavy_tail(self.beyond),
             Condition("peak size", self.peak, self.least_peak,
                 f"few chains are where log p is highest, and stay there: an effective sample size of {self.peak:,.0f}, "
@@ -133,11 +133,6 @@ class MovedChecks(Verdict):
         both = zip(self.mode_weights, self.weight_errors, strict=True)
         return ", ".join(f"{weight:.3f} +- {error:.3f}" for weight, error in both)
 
-    def _of_size(self, name: str, size: float) -> Condition:
-        of = "unknown" if math.isnan(size) else f"{size:,.0f}"
-        said = f"the {name} effective sample size is {of}, below {LEAST_SIZE:.0f}"
-        return Condition(f"{name} size", size, LEAST_SIZE, said, at_least=True)
-
     @property
     def is_settled(self) -> bool:
         """Whether chains neither differ nor drift, so that effective sizes mean something."""
@@ -161,7 +156,8 @@ class MovedChecks(Verdict):
     @property
     def failures(self) -> tuple[str, ...]:
         """What stands against relying on it: effective sizes are named where they are known."""
-        return tuple(c.sentence for c in self.conditions if not (c.holds or math.isnan(c.figure)))
+        vital = (c for c in self.conditions if c.against is Against.RELIABLE)
+        return tuple(c.sentence for c in vital if not (c.holds or math.isnan(c.figure)))
 
     @property
     def figures(self) -> str:
@@ -172,16 +168,18 @@ class MovedChecks(Verdict):
         )
 
     @property
-    def sentence(self) -> str:
-        """The verdict in a sentence."""
-        if self.is_exact:
-            modes = f" in {self.n_modes} modes, of weights {self.in_modes}" if self.n_modes > 1 else ""
-            return (
-                f"Sampled from the fit ({self.figures}): the chains have arrived (nested R-hat {self.rhat:.3f}, "
-                f"effective sample size {self.effective_size:,.0f}, 5 and 95 % limits known to {self.limit_error:.2f} "
-                f"standard deviations){modes}."
-            )
-        return f"Sampled from the fit ({self.figures}), but not arrived: {'; '.join(self.failures)}."
+    def made(self) -> str:
+        """How it was sampled."""
+        return f"Sampled from the fit ({self.figures})."
+
+    @property
+    def details(self) -> str:
+        """What was measured of the chains, and their modes."""
+        modes = f" in {self.n_modes} modes, of weights {self.in_modes}" if self.n_modes > 1 else ""
+        return (
+            f" (nested R-hat {self.rhat:.3f}, effective sample size {self.effective_size:,.0f}, 5 and 95 % limits "
+            f"known to {self.limit_error:.2f} standard deviations){modes}"
+        )
 
 
 # --- a posterior that is the draws of chains: all coordinates in the pool, draws in one mode weigh the same ---

@@ -596,7 +596,7 @@ def _ended(
         for part, chains in zip(parts, moving.chains, strict=True)
     ]
     for number, (part, checks) in enumerate(zip(parts, judged, strict=True)):
-        if checks.is_exact:
+        if checks.tells_limits:
             log_p = functools.partial(_log_p_inside, counted, moving.basins, number)
             judged[number] = replace(checks, beyond=beyond_reach(log_p, part.x.reshape(-1, part.x.shape[2])))
     if moving.basins is None:

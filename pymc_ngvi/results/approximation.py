@@ -1,7 +1,6 @@
 """The result of a fit: a ``pymc.Approximation`` whose q is any `VariationalState`."""
 
 import copy
-import dataclasses
 import os
 import pickle
 import warnings
@@ -26,11 +25,11 @@ from rich.theme import Theme
 
 from pymc_ngvi.core import sizes
 from pymc_ngvi.core.messages import OURS, shortened, suggestion
-from pymc_ngvi.core.psis import Weights, pareto_khat
+from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.core.sizes import N_PREDICTED, N_REWEIGHTED, N_SHOWN, N_WEIGHED, Seed, check_draws, generator_of, seed_of
 from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.core.verdict import Verdict
+from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
@@ -43,8 +42,14 @@ from pymc_ngvi.fitting.session import FitSession, SavedFit
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
-from pymc_ngvi.results.diagnosis import Diagnosis, Finding
-from pymc_ngvi.results.diagnosis.diagnose import log_ratio_of, own_generator, requested_diagnosis
+from pymc_ngvi.results.diagnosis import Diagnosis
+from pymc_ngvi.results.diagnosis.diagnose import (
+    SUMMARY,
+    log_ratio_of,
+    own_generator,
+    requested_diagnosis,
+    standing_diagnosis,
+)
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import (
     Distribution,
@@ -68,7 +73,6 @@ from pymc_ngvi.results.persistence import (
     FIT,
     UNCONSTRAINED,
     Content,
-    DamagedError,
     SavedData,
     check_path,
     content_of_generator,
@@ -310,9 +314,9 @@ class NGVIApproximation(Approximation):
     @property
     def _has_other_modes(self) -> bool:
         """Whether a search has found other modes than the first fit: named, or in the posterior."""
-        record, checks = self.record, self.checks
+        record, state = self.record, self._state
         is_named = record is not None and bool(record.modes or record.restarted)
-        return is_named or (checks is not None and checks.n_modes > 1)
+        return is_named or (isinstance(state, PoolState) and state.checks.n_modes > 1)
 
     @property
     def plan(self) -> Plan | None:
@@ -494,7 +498,7 @@ class NGVIApproximation(Approximation):
             the draws are not from the posterior given the new data. For mixtures, ``sample_stats`` has the
             ``component`` of each draw, and a group ``components`` is that of `NGVIApproximation.components`. Attributes
             of the tree and of ``posterior`` say how the fit ended: ``status``, ``family``, ``elbo``, ``elbo_se``,
-            ``gap`` and, if `NGVIApproximation.diagnose` or ``summary`` has been asked, ``verdict``.
+            ``gap`` and ``verdict``, as far as it was judged by then.
 
             For an exact or nested posterior, ``log_q`` is not known. Its groups have three more attributes:
             ``effective_sample_size``, of the pool that the draws come from; ``effective_global_draws``, the same for
@@ -830,12 +834,13 @@ class NGVIApproximation(Approximation):
             For k-hat and the effective sample size; at least 100. Fewer are used above 3,300 dimensions. Default:
             10,000, or as many as a budget allows where evaluations are expensive. A number that is given has no budget.
         random_seed : int, Generator or None
-            Default: a seed that belongs to the fit. The diagnosis is then made once and kept until q changes.
+            Of a new look, with ``thorough`` or ``draws``; by default, and without these, one that belongs to the fit.
 
         Returns
         -------
         Diagnosis
-            ``reliable``, ``reasons``; ``print`` shows the report, ``to_dataset()`` has all figures by variable.
+            Its ``checks`` are those of the approximation; what a new look finds becomes it. ``reliable``,
+            ``reasons``; ``print`` shows the report, ``to_dataset()`` has all figures by variable.
 
         Raises
         ------
@@ -847,7 +852,7 @@ class NGVIApproximation(Approximation):
         -----
         A fit to minibatches is "not judged": ask on a model of all of the data, on which `load` puts it.
 
-        A diagnosis takes ``draws`` log densities and up to about 8,000 gradients. ``thorough=True`` takes about 50,000
+        A diagnosis takes ``draws`` log densities and up to about 24,000 gradients. ``thorough=True`` takes about 80,000
         gradients more, and another fit. By default there is a budget, about as long as the fit took or some seconds. It
         is a number of evaluations that follows from the graph, the sizes of the data and the evaluations of the fit,
         not from the clock. Where the budget is too small to tell, the verdict is "not judged". The report says what was
@@ -866,15 +871,25 @@ class NGVIApproximation(Approximation):
         ...     v = pm.Normal("v", 0.0, 3.0)
         ...     x = pm.Normal("x", 0.0, pm.math.exp(v / 2), shape=4)
         ...     approx = pymc_ngvi.fit_ngvi(posterior="gaussian", random_seed=1, progressbar=False)
-        >>> diagnosis = approx.diagnose(random_seed=1)
+        >>> diagnosis = approx.diagnose()
         >>> diagnosis.reliable
         False
         >>> "`v`" in diagnosis.reasons[0]
         True
         """
-        own = not thorough and draws is None and random_seed is None
-        rng = None if own else self.generator(random_seed)
-        return requested_diagnosis(self._posterior, self._kept, rng, draws, thorough=thorough)
+        is_new = thorough or draws is not None
+        known = NOT_TESTED if self.record is None or is_new else self.record.judged
+        rng = self._generator_of_fit(random_seed, sizes.WEIGHTS) if is_new else self._rng
+        found = requested_diagnosis(self._posterior, self._kept, rng, draws, thorough=thorough)
+        if known.is_tested and not known.open:
+            return replace(found, checks=known)
+        return self._judged_by(found)
+
+    def _judged_by(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Take the verdict of a diagnosis for that of this approximation."""
+        if self.record is not None:
+            self.record = replace(self.record, judged=diagnosis.checks)
+        return diagnosis
 
     # --- summary ---
 
@@ -918,8 +933,8 @@ class NGVIApproximation(Approximation):
         effects that others are computed from. A sentence below the table says so.
         """
         return summarise(
-            self._posterior, self._kept, draws, self.generator(random_seed),
-            group_effects=group_effects, khat_draws=khat_draws, options=kwargs,
+            self._posterior, self._kept, self.record.verdict if self.record and khat_draws is None else self.checks,
+            draws, self.generator(random_seed), group_effects=group_effects, khat_draws=khat_draws, options=kwargs,
         )  # fmt: skip
 
     def _repr_html_(self) -> str:
@@ -983,8 +998,8 @@ class NGVIApproximation(Approximation):
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is the posterior up to simulation error, rather than a Gaussian or another q."""
-        return self.checks is not None and self.checks.is_exact
+        """Whether this is the posterior up to simulation error, rather than a Gaussian or another q: `checks`."""
+        return isinstance(self._state, PoolState) and self.checks.is_exact
 
     @property
     def is_nested(self) -> bool:
@@ -993,10 +1008,20 @@ class NGVIApproximation(Approximation):
         return isinstance(state, PoolState) and state.rest.is_nested
 
     @property
-    def checks(self) -> Verdict | None:
-        """The measurements that an exact or nested posterior was judged by; None for any other."""
-        state = self._state
-        return state.checks if isinstance(state, PoolState) else None
+    def checks(self) -> Verdict:
+        """The verdict: whether the posterior can be relied on, by which conditions, each with its figure.
+
+        All reports have this one. It is made once, when it is first asked for, by tests of draws from the seed of the
+        fit; their number follows from the model and the evaluations of the fit. Where they are too dear to tell, it is
+        "not judged" until `diagnose` is called. That of an exact, nested or moved posterior has its measurements too.
+        """
+        record = self.record
+        known = NOT_TESTED if record is None else record.verdict
+        if known.is_tested or known.failures:
+            return known
+        if why := self._posterior.why_not_judged:
+            return known if self._next_step is not None else replace(known, open=why)
+        return self._judged_by(standing_diagnosis(self._posterior, self._kept, SUMMARY)).checks
 
     def chains(self, random_seed: Seed = None) -> xr.DataTree:
         """Return the chains of a moved posterior, as they were moved: many short ones.
@@ -2011,34 +2036,14 @@ cloudpickle.CloudPickler.dispatch_table[NGVIApproximation] = _parts
 
 
 def _content_of_fit(approx: NGVIApproximation) -> dict[str, object]:
-    kept = approx._kept
     return {
         "q": content_of_q(approx._state, approx.record),
         "record": approx.record,
-        "diagnosis": None if kept.diagnosis is None else _content_of_diagnosis(kept.diagnosis),
-        "share": None if kept.diagnosis is None else kept.share,
         "hist": approx.hist,
         "gap_hist": approx.gap_hist,
         "generator": content_of_generator(approx._rng),
         "include_transformed": approx.include_transformed,
     }
-
-
-def _content_of_diagnosis(diagnosis: Diagnosis) -> Content:
-    """Return the fields, findings and weights as tuples; the layout is that of the model."""
-    content = {f.name: getattr(diagnosis, f.name) for f in dataclasses.fields(diagnosis) if f.name != "layout"}
-    findings = tuple(dataclasses.astuple(finding) for finding in diagnosis.findings)
-    return {**content, "findings": findings, "weights": tuple(diagnosis.weights)}
-
-
-def _diagnosis_of(content: Content, layout: Layout) -> Diagnosis:
-    """Return the diagnosis: the inverse of `_content_of_diagnosis`; raise DamagedError for what is none."""
-    findings = tuple(Finding(*fields) for fields in content["findings"])
-    if any((type(f.text), type(f.cure), type(f.serious)) != (str, str, bool) for f in findings):
-        raise DamagedError("what it has as findings is something else")
-    if any(np.shape(column) != (layout.n_dim,) for column in content["by_coordinate"].values()):
-        raise DamagedError("the diagnosis is of another number of coordinates")
-    return Diagnosis(**{**content, "findings": findings, "weights": Weights(*content["weights"]), "layout": layout})
 
 
 # --- an approximation from a file, on the user's model ---
@@ -2147,8 +2152,4 @@ def _approximation(name: str, content: Content, density: ModelDensity, fit: Cont
     approx._data = approx.density.info.data
     if fit is not None:
         approx._session = SavedFit(fit["snapshot"], fit["log_p"])
-    if not approx._data.changed() and content["diagnosis"] is not None:  # it is of the data of the fit
-        with damaged(name):
-            kept = approx._kept
-            kept.diagnosis, kept.share = _diagnosis_of(content["diagnosis"], approx.layout), content["share"]
     return approx

@@ -25,13 +25,14 @@ from pymc_ngvi.core.sizes import POSTERIORS
 from pymc_ngvi.core.status import Elbo, NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
-from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.core.verdict import Word
+from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
 from pymc_ngvi.fitting.progress import FitProgress, announced, few_threads, watching
-from pymc_ngvi.fitting.record import FitRecord, OtherMode, SoFar, left_out, not_covered, spared
+from pymc_ngvi.fitting.record import FitRecord, OtherMode, SoFar, left_out, not_covered, of_modes, spared
 from pymc_ngvi.fitting.session import FitSession, first_state
 from pymc_ngvi.marginal.exact import efficiency_of, is_even, is_nearly_even
 from pymc_ngvi.marginal.pooled import PoolState
@@ -114,7 +115,7 @@ class Choice:
         if _rank(new) > _rank(state):
             approx.set_state(cast(VariationalState, _with_moments(new)))
             record = dataclasses.replace(record, elbo=Elbo(*new.elbo()))
-            record = _with_pool(record, new, record.plan, 0.0, time.perf_counter() - clock)
+            record = _with_pool(record, density.layout, new, record.plan, 0.0, time.perf_counter() - clock)
         else:
             logger.info("The posterior stays as it was: more hyperparameters made it no better.")
         approx.record = dataclasses.replace(record, n_iterations=record.n_iterations + new.checks.n_fits)
@@ -228,7 +229,7 @@ class Candidates[A: NGVIApproximation]:
                 bool(self._states) and self._states[0].checks.is_exact >= cast(FitRecord, self._pilot.record).is_exact
             )
         before, rest = self._table[name], [c for n, c in self._table.items() if n != name]
-        if self._states and (self._states[0].checks.is_exact or not self._is_auto):
+        if self._states and (self._states[0].checks.word is Word.EXACT or not self._is_auto):
             return True
         if self._states and self._states[0].checks.effective_size < _FEWEST:
             self._states.clear()
@@ -352,7 +353,7 @@ class Candidates[A: NGVIApproximation]:
                 self._last_resort()
             if not self._states:  # what can be had by asking counts most, then what was tried; of equals, the first
                 raise max(self._reasons, key=lambda r: 2 * isinstance(r, _TooDear) + isinstance(r, Failed))
-            if self._is_auto and not self._states[0].checks.is_exact:
+            if self._is_auto and self._states[0].checks.word is not Word.EXACT:
                 self._check_better(self._states[0])
         except Unavailable as reason:
             self.why_not = reason
@@ -395,13 +396,16 @@ class Candidates[A: NGVIApproximation]:
         """Return the modes that a posterior leaves out."""
         return () if self._gaussian is None else not_covered(self._record_of_fit.modes, state, self.choice.seed)
 
+    def _of(self, state: PoolState) -> str:
+        return "" if self._is_exact(state) else "not exact"
+
     def _is_exact(self, state: PoolState) -> bool:
-        return state.checks.is_exact and not self._missed_by(state)
+        return state.checks.word is Word.EXACT and not self._missed_by(state)
 
     def _rank(self, state: PoolState) -> tuple[bool, ...]:
         """Return what comes first: an exact posterior, one of all modes, a reliable one; of equals, the earlier one."""
         leaves_out = bool(self._missed_by(state))
-        return leaves_out or not state.checks.is_exact, leaves_out, not state.checks.is_reliable
+        return leaves_out or state.checks.word is not Word.EXACT, leaves_out, not state.checks.is_reliable
 
     def _check_better(self, state: PoolState) -> None:
         """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""
@@ -495,10 +499,9 @@ class Candidates[A: NGVIApproximation]:
         if self._gaussian is None:
             state = _with_moments(state)
         missed = self._missed_by(state)
-        is_exact = state.checks.is_exact and not missed
         self._states.append(state)
         self._states.sort(key=self._rank)
-        self._became(name, Decision.FAILED, f"it {left_out(missed)}" if missed else "" if is_exact else "not exact")
+        self._became(name, Decision.FAILED, f"it {left_out(missed)}" if missed else self._of(state))
         if self._gaussian is None:
             self._tell(self._now, will_do=True)
         return None
@@ -543,10 +546,10 @@ class Candidates[A: NGVIApproximation]:
             ) from reason
         gaussian.record = dataclasses.replace(
             gaussian.record,
-            posterior=f"Gaussian: {reason}.",
+            of_posterior=f"Gaussian: {reason}.",
             reason=str(reason.code),
             on_request=reason.on_request,
-            doubts=tuple(str(r) for r in self._reasons if r.code is Reason.ELSEWHERE),
+            elsewhere=tuple(str(r) for r in self._reasons if r.code is Reason.ELSEWHERE),
         )
         return gaussian
 
@@ -556,7 +559,7 @@ class Candidates[A: NGVIApproximation]:
         reasons = [r for r in self._reasons if isinstance(r, Failed) or not self._is_exact(state)]
         tried = [str(reason) for reason in reasons if isinstance(reason, _TooDear | Failed)]
         also = f" Before it: {'; '.join(tried)}." if tried else ""
-        record = _with_pool(self._record_of_fit, state, plan, compiling, running, also)
+        record = _with_pool(self._record_of_fit, self.density.layout, state, plan, compiling, running, also)
         approx.take(self._gaussian, self.choice, record)
         return approx
 
@@ -568,7 +571,7 @@ class Candidates[A: NGVIApproximation]:
         """Return what became of the candidates by now."""
         state, rows = self.state, dict(self._table)
         if state is not None and state.kind in rows:
-            rows[state.kind] = rows[state.kind].became(Decision.TAKEN, "" if self._is_exact(state) else "not exact")
+            rows[state.kind] = rows[state.kind].became(Decision.TAKEN, self._of(state))
         if self._gaussian is None:
             for other in self._states[1:]:
                 rows[other.kind] = rows[other.kind].became(Decision.CAME_FIRST, "not exact")
@@ -592,7 +595,7 @@ class Candidates[A: NGVIApproximation]:
             return self.hand_over(approx, plan, compiling, running)
         record = _record(density, state, choice.seed, running)
         step = dataclasses.replace(choice, wanted=state.kind, options=self._options)
-        approx.take(None, step, _with_pool(record, state, plan, 0.0, 0.0))
+        approx.take(None, step, _with_pool(record, density.layout, state, plan, 0.0, 0.0))
         approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
         return approx
 
@@ -646,12 +649,12 @@ def _is_off(gaussian: NGVIApproximation) -> bool:
     if gaussian.density.why_in_part:
         return False
     is_paused = gaussian.record is not None and gaussian.record.status is Status.PAUSED
-    return is_paused or standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict == "not reliable"
+    return is_paused or standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict is Word.NOT_RELIABLE
 
 
 def _rank(state: PoolState) -> tuple[bool, bool, float]:
     checks = state.checks
-    return checks.is_exact, checks.is_reliable, checks.effective_size
+    return checks.word is Word.EXACT, checks.is_reliable, checks.effective_size
 
 
 def _with_moments(state: PoolState) -> PoolState:
@@ -665,20 +668,25 @@ def _with_moments(state: PoolState) -> PoolState:
 
 
 def _with_pool(
-    record: FitRecord, state: PoolState, plan: Plan | None, compiling: float, running: float, also: str = ""
+    record: FitRecord,
+    layout: Layout,
+    state: PoolState,
+    plan: Plan | None,
+    compiling: float,
+    running: float,
+    also: str = "",
 ) -> FitRecord:
     """Return the record of a fit after which there is another posterior."""
-    modes, checks = not_covered(record.modes, state, record.seed, equal=True), state.checks
-    missed = tuple(mode for mode in modes if not mode.is_equal)
+    modes = not_covered(record.modes, state, record.seed, equal=True)
+    missed = [mode for mode in modes if not mode.is_equal]
     return dataclasses.replace(
         record,
         modes=modes,
-        posterior=checks.sentence + also if not missed else f"It {left_out(missed)}. {checks.sentence}{also}",
+        kind=state.kind,
+        of_posterior=also,
+        judged=dataclasses.replace(state.checks, found=tuple(of_modes(missed, state, layout))),
         reason="",
         on_request="",
-        is_exact=checks.is_exact and not missed,
-        is_nested=state.rest.is_nested,
-        doubts=checks.failures,
         plan=plan,
         compile_seconds=record.compile_seconds + compiling,
         run_seconds=record.run_seconds + running,

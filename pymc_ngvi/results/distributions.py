@@ -722,6 +722,11 @@ class Posterior:
     def _of_exact(self, sentence: str) -> str:
         return f" {sentence}" if self.record is not None and self.record.is_pool else ""
 
+    @property
+    def why_not_judged(self) -> str:
+        """Why log p tells nothing of the fit, a clause; empty where it does."""
+        return self.density.why_in_part or ("the data were changed" if self.changed_data() else "")
+
     def changed_data(self) -> list[str]:
         """Return the names of the data that were changed since the fit."""
         return [] if self.data is None else self.data.changed()

@@ -574,7 +574,6 @@ def sample_tree(
     for group in {"posterior", "sample_stats"} & set(tree.children):
         tree[group].attrs.update(attrs)
     outcome = {} if posterior.record is None else posterior.record.attrs()
-    outcome |= {} if kept.verdict is None else {"verdict": kept.verdict}
     for node in (tree, tree["posterior"]):
         node.attrs.update(outcome)
     return tree

@@ -16,9 +16,9 @@ import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
 from pymc_ngvi.core.messages import N_NAMED, percent, suggestion
-from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.core.sizes import HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
 from pymc_ngvi.core.status import format_gap
+from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
@@ -28,7 +28,6 @@ from pymc_ngvi.results.diagnosis.diagnose import (
     log_ratio_of,
     own_generator,
     own_log_ratio,
-    standing_diagnosis,
     weights_and_elbo,
 )
 from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
@@ -43,47 +42,27 @@ def _card_line(text: str) -> str:
     return f'<div style="margin:.4em 0">{escape(text)}</div>'
 
 
-_NOT_CONVERGED = "Not reliable: the fit did not converge."
-
-
 def verdict_on(
-    posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
+    posterior: Posterior, kept: Kept, verdict: Verdict, khat_draws: int | None, rng: np.random.Generator
 ) -> tuple[tuple[str, ...], float | None]:
     """Return the sentences above the table of a summary, and k-hat."""
-    record, seed = posterior.record, seed_of(rng)
+    record, seed, q, weights = posterior.record, seed_of(rng), posterior.distribution, None
     lines = ["This approximation was not made by a fit."]
     if record is not None:
-        lines = [record.closing_line(), record.remark, record.posterior, record.of_discrete]
-    sentence, weights = _verdict(posterior, kept, khat_draws, np.random.default_rng(seed))
-    lines.append(sentence)
-    if weights is not None and posterior.distribution.kept_log_weights() is None:
-        lines.append(weights.sentence(posterior.layout.n_dim))
-        same = own_generator(record) if khat_draws == N_WEIGHED else np.random.default_rng(seed)
-        lines.append(posterior.distribution.remark(posterior.density, record, weights.n_draws, same))
+        lines = [record.closing_line(), record.remark, record.of_posterior, record.of_discrete]
+    lines.append(str(verdict))
+    if khat_draws is not None and not posterior.why_not_judged:
+        of_fit, weighted = khat_draws == N_WEIGHED, q.kept_log_weights() is not None
+        n = budget_of(posterior, SUMMARY).n_weights if of_fit else khat_draws
+        if n or weighted:
+            new = None if of_fit else np.random.default_rng(seed)
+            ratio = own_log_ratio(posterior, kept, n) if of_fit else log_ratio_of(posterior, kept, n, new)
+            weights = weights_and_elbo(ratio)[0]
+        if weights is not None and not weighted:
+            again = own_generator(record) if of_fit else np.random.default_rng(seed)
+            lines.append(weights.sentence(posterior.layout.n_dim))
+            lines.append(q.remark(posterior.density, record, weights.n_draws, again))
     return tuple(filter(None, lines)), None if weights is None else weights.khat
-
-
-def _verdict(
-    posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
-) -> tuple[str, Weights | None]:
-    """Return whether an approximation can be relied on, with the first reason and what may help, and its weights."""
-    record = posterior.record
-    converged = record is None or record.converged or record.is_pool
-    if khat_draws is None:
-        return "", None
-    why = posterior.density.why_in_part or ("the data were changed" if posterior.changed_data() else "")
-    if why:
-        return f"Not judged: {why}." if converged else "", None
-    weights = None
-    if khat_draws != N_WEIGHED:
-        weights = weights_and_elbo(log_ratio_of(posterior, kept, khat_draws, rng))[0]
-    if not converged:
-        n = budget_of(posterior, SUMMARY).n_weights if weights is None else 0
-        return _NOT_CONVERGED, weights_and_elbo(own_log_ratio(posterior, kept, n))[0] if n else weights
-    diagnosis = standing_diagnosis(posterior, kept, SUMMARY)
-    if weights is None and diagnosis.weights.n_draws:
-        weights = diagnosis.weights
-    return diagnosis.in_short(), weights
 
 
 # --- tables of a summary as lines of text and as HTML, with as many digits as the draws can tell ---
@@ -348,6 +327,7 @@ def paragraphs(lines: tuple[str, ...]) -> str:
 def summarise(
     posterior: Posterior,
     kept: Kept,
+    verdict: Verdict,
     draws: int,
     rng: np.random.Generator,
     *,
@@ -359,7 +339,7 @@ def summarise(
     _check_names(posterior, options)
     with posterior.with_data_of_fit():
         made = summary_of_draws(posterior, kept, draws, rng, group_effects, options)
-    lines, khat = verdict_on(posterior, kept, khat_draws, rng)
+    lines, khat = verdict_on(posterior, kept, verdict, khat_draws, rng)
     if said := posterior.of_changed_data():
         lines = (f"{said}: this is the posterior given those of the fit.", *lines)
     return replace(made, lines=lines, khat=khat)
@@ -394,7 +374,7 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
     title = escape(f"{kind}, {n_dim:,} free parameters")
     parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {title}</div>']
     if record is not None:
-        parts += [_card_line(said) for said in (record.remark, record.posterior, record.of_discrete) if said]
+        parts += [_card_line(said) for said in (record.remark, record.of_posterior, record.of_discrete) if said]
         numbers = {
             "ELBO": str(record.elbo).replace("+-", "±"),
             "gap": format_gap(record.gap, " nats"),
@@ -403,8 +383,8 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
         }
         cells = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in numbers.items())
         parts.append(f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.5em;margin:.4em 0">{cells}</div>')
-    unknown = "Not judged yet: approx.summary() or approx.diagnose() say how good the approximation is."
-    parts.append(_card_line(unknown if kept.verdict is None else f"Verdict: {kept.verdict}"))
+    verdict = NOT_TESTED if record is None else record.verdict
+    parts.append(_card_line(verdict.headline))
     style = f"border:1px solid {_FAINT};border-radius:6px;padding:.7em 1em;max-width:60em;color:inherit;background:none"
     return f'<div style="{style}">{"".join(parts)}{body}</div>'
 

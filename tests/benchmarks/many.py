@@ -237,7 +237,7 @@ def beside_alone(build: Callable[[], Simulated]) -> Callable[[int], Row]:
                 draws = approx.sample(N_DRAWS, random_seed=seed).posterior
                 tables.append({name: _figures(draws[name].values[0]) for name in draws})
             is_reliable = approx.checks is not None and approx.checks.is_reliable
-            n_alike += is_reliable == (found.about("verdict")[k] == "reliable")
+            n_alike += is_reliable == (found.about("verdict")[k] not in ("not reliable", "not judged"))
             table = {name: found.dataset[name].values[k] for name in tables[0] if name in found.dataset}
             of_many.append(_differences(table, tables[0]))
             of_two.append(_differences(tables[1], tables[0]))

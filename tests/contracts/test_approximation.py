@@ -442,7 +442,7 @@ def test_summary(approx):
     assert Status.MAX_ITERATIONS.cure in text
     assert f"k-hat {summary.khat:.2f}" in text
     assert any(verdict.sentence in text for verdict in WeightVerdict)
-    assert "Not reliable: the fit did not converge." in text
+    assert "Not reliable, because the fit did not converge" in text
     assert list(summary.table.columns[:2]) == ["mean", "sd"]
     assert not {"ess_bulk", "r_hat"} & set(summary.table.columns)
     assert {"scale", "slope[a]", "mu[10]"} <= set(summary.table.index)

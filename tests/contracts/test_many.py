@@ -95,10 +95,12 @@ def test_the_table_has_variables_deterministics_and_what_is_said_of_each_fit(man
     assert repr(many) == "ManyFits(6 fits: 6 not judged)"
 
 
-def test_gaussians_that_are_the_posterior_are_reliable():
-    found = pymc_ngvi.fit_many(mean_of_normal(), [{"y": np.full(5, k)} for k in (0.0, 1.0, 2.0, 3.0)], **QUIET).dataset
+@pytest.mark.parametrize(("judge", "verdict"), [(True, "reliable"), (False, "not judged")])
+def test_gaussians_that_are_the_posterior_are_reliable_where_they_are_judged(judge, verdict):
+    data = [{"y": np.full(5, k)} for k in (0.0, 1.0, 2.0, 3.0)]
+    found = pymc_ngvi.fit_many(mean_of_normal(), data, judge=judge, **QUIET).dataset
     assert set(found.posterior.values) == {"gaussian"}  # which is exact here
-    assert set(found.verdict.values) == {"reliable"}
+    assert set(found.verdict.values) == {verdict}
 
 
 def test_exact_posteriors_have_a_verdict_and_a_marginal_likelihood():
@@ -108,7 +110,7 @@ def test_exact_posteriors_have_a_verdict_and_a_marginal_likelihood():
         pm.Binomial("y", 4, p, observed=np.array(1))
     found = pymc_ngvi.fit_many(model, [{"y": np.array(k)} for k in range(5)], **QUIET).dataset
     assert set(found.posterior.values) == {"exact"}
-    assert set(found.verdict.values) == {"reliable"}
+    assert set(found.verdict.values) == {"exact"}
     assert all("Exact up to simulation error" in sentence for sentence in found.sentence.values)
     error = found.log_marginal_likelihood - np.log(0.2)
     assert (abs(error) < 5.0 * found.log_marginal_likelihood_se + 1e-3).all()
@@ -169,7 +171,7 @@ def test_what_came_before_does_not_matter(many, sampled, posterior):
 def test_posteriors_that_begin_from_that_of_other_data_are_those_of_fits_alone(sampled, posterior):
     """Means within the errors of 1,000 draws, of an effective size of 420 in the hyperparameters."""
     model, data, table = intercepts(), data_sets(6), sampled[posterior].dataset
-    assert set(table.verdict.values) == {"reliable"}
+    assert set(table.verdict.values) == {"exact"}
     assert set(table.posterior.values) == {posterior}
     pm.set_data(data[5], model=model)
     alone = pymc_ngvi.fit_ngvi(model, posterior=posterior, random_seed=7, progressbar=False)
@@ -205,7 +207,7 @@ def test_where_that_leads_nowhere_a_fit_is_one_alone(monkeypatch):
     model, data = intercepts(), data_sets(4)
     found = pymc_ngvi.fit_many(model, data, posterior="exact", **QUIET).dataset
     assert len(tried) == 1
-    assert found.verdict.values.tolist() == ["reliable"] * 4
+    assert found.verdict.values.tolist() == ["exact"] * 4
     pm.set_data(data[3], model=model)
     alone = pymc_ngvi.fit_ngvi(model, posterior="exact", random_seed=int(found.seed[3]), progressbar=False)
     assert abs(float(found.log_marginal_likelihood[3]) - alone.log_marginal_likelihood.value) < 0.02
@@ -427,11 +429,12 @@ def test_where_the_first_fits_find_other_modes_each_is_searched(posterior):
 def test_fits_that_were_not_searched_are_not_judged_where_a_later_one_has_other_modes():
     data = [{"y_data": np.array(4.0 if k == 20 else -4.0)} for k in range(22)]
     with pytest.warns(UserWarning, match=r"1 of 4 fits that were searched .* have some \(fit 20 is"):
-        found = pymc_ngvi.fit_many(of_a_square(), data, **QUIET).dataset
+        found = pymc_ngvi.fit_many(of_a_square(), data, judge=True, **QUIET).dataset
     assert found.other_modes.values.tolist() == [k == 20 for k in range(22)]
     searched = [k in (0, 1, 2, 20) for k in range(22)]
     assert found.searched.values.tolist() == searched
-    assert found.verdict.values.tolist() == ["reliable" if s else "not judged" for s in searched]
+    assert set(found.verdict.values[[k for k in range(20) if searched[k]]]) <= {"exact", "reliable"}
+    assert {v for v, s in zip(found.verdict.values, searched, strict=True) if not s} == {"not judged"}
     assert "which 1 of 4 fits have" in str(found.sentence.values[5])
 
 

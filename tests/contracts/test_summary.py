@@ -2,13 +2,15 @@
 
 import re
 
+from dataclasses import replace
+
 import numpy as np
 import pymc as pm
 import pytest
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
+from pymc_ngvi.core.verdict import Condition, Verdict
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.summary import POPULATION, kept_rows
 
 GROUP = np.repeat(np.arange(12), 4)
@@ -144,14 +146,15 @@ def test_card(multilevel, monkeypatch):
     html = multilevel._repr_html_()
     assert "Not fitted" in html
     html = fitted(multilevel, Status.STALLED)._repr_html_()
-    for part in ("<b>Stalled</b>", "-10.00 ± 0.02", "0.004 nats", Status.STALLED.cure, "Not judged yet", SCALES):
+    for part in ("<b>Stalled</b>", "-10.00 ± 0.02", "0.004 nats", Status.STALLED.cure, "Not reliable", SCALES):
         assert part in html
     assert "b[0, intercept]" not in html
     assert not re.search(r"<script|#[0-9a-f]{3,6}\b|rgb\(", html)
     assert html == multilevel._repr_html_()
     assert str(multilevel._rng.bit_generator.state) == before
-    monkeypatch.setattr(Kept, "verdict", "reliable <5")
-    assert "Verdict: reliable &lt;5" in multilevel._repr_html_()
+    judged = Verdict(found=(Condition("x", 1.0, 0.0, "1 <5"),), is_tested=True)
+    multilevel.record = replace(multilevel.record, judged=judged)
+    assert "Not reliable, because 1 &lt;5." in multilevel._repr_html_()
     monkeypatch.setattr("pymc_ngvi.results.summary.MAX_COV_DIM", 10)  # a large model
     assert "<table" not in multilevel._repr_html_()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pymc_ngvi.core.verdict import MOST_BEYOND, beyond_reach
+from pymc_ngvi.core.verdict import MOST_BEYOND, Against, Condition, Verdict, beyond_reach
 from pymc_ngvi.marginal.sampling import LEAST_TAIL
 from pymc_ngvi.marginal.verdict import (
     EXACT_SIZE,
@@ -53,8 +53,42 @@ CONDITIONS = {
     (MOVED, "bulk"): (LEAST_MOVED, LEAST_MOVED - 1.0, f"{LEAST_MOVED - 1:,.0f}"),
     (MOVED, "peak"): (1e3, 50.0, "an effective sample size of 50"),
 }
-#: A posterior without these can be relied on, but not be called exact.
-NOT_VITAL = {(NESTED, name) for name in ("khat", "effective_size", "variance", "n_globals")}
+#: A posterior without these can be relied on, but not be called exact; with few draws, it is exact, but known roughly.
+NOT_VITAL = {(NESTED, name) for name in ("khat", "variance", "n_globals")}
+OF_SIZE = {(TREES, "effective_size"), (NESTED, "effective_size"), (MOVED, "bulk"), (MOVED, "limit_error")}
+
+
+def test_of_few_draws_it_is_said_how_well_they_know():
+    """With a quarter of what is wanted; with fewer, nothing is."""
+    for good, name, wanted in (
+        (TREES, "effective_size", 400.0),
+        (NESTED, "effective_size", 300.0),
+        (MOVED, "tail", 400.0),
+    ):
+        few, fewer = (replace(good, **{name: part * wanted}) for part in (0.26, 0.24))
+        if good is TREES:
+            few, fewer = replace(few, n_draws=200), replace(fewer, n_draws=200)
+        assert f"Exact, known to {100.0 / np.sqrt(0.26 * wanted):.0f} %" in few.sentence
+        assert (few.word, few.is_reliable) == ("exact, few draws", True)
+        assert (fewer.word, fewer.is_reliable) == ("not reliable", False)
+
+
+def test_a_verdict_is_one_of_five():
+    """What tests find counts as its own conditions do; remarks do not, and what is not known is not judged."""
+    bad, lacks, remark = (
+        Condition("x", 1.0, 0.0, "x is off", level) for level in (Against.RELIABLE, Against.EXACT, Against.NOTHING)
+    )
+    words = {(): "reliable", (remark,): "reliable", (lacks,): "reliable", (bad, remark): "not reliable"}
+    for found, word in words.items():
+        assert Verdict(found=found).word == word
+    assert Verdict(found=(remark,), open="log p is dear").word == "not judged"
+    assert not Verdict(open="log p is dear").is_reliable
+    assert Verdict(found=(bad,), open="log p is dear").word == "not reliable"
+    assert replace(TREES, found=(remark,)).word == "exact"
+    assert replace(TREES, found=(lacks,)).word == "reliable"
+    cured = Verdict(found=(bad._replace(cure="Do this."), bad._replace(cure="Do this.")))
+    assert str(cured) == "Not reliable, because x is off; x is off. Do this."
+    assert cured.reasons == ["X is off. Do this."] * 2
 
 
 def test_few_of_the_draws_know_little_of_what_is_missed():
@@ -77,14 +111,15 @@ def test_each_condition_has_its_clause(condition):
     [clause] = bad.shortfalls
     assert words in clause
     assert clause in bad.sentence
-    assert not bad.is_exact
-    assert bad.is_reliable == (condition in NOT_VITAL)
+    assert bad.is_exact == (condition in OF_SIZE)
+    assert bad.is_reliable == (condition in NOT_VITAL | OF_SIZE)
+    assert bad.word != "exact"
 
 
 @pytest.mark.parametrize("condition", [c for c in CONDITIONS if c[1] not in ("n_globals", "peak")], ids=name_of)
 def test_what_is_not_known_stands_against_it(condition):
     good, name = condition
-    assert not replace(good, **{name: np.nan}).is_exact
+    assert replace(good, **{name: np.nan}).word != "exact"
 
 
 @pytest.mark.parametrize("good", [TREES, NESTED, MOVED], ids=lambda good: type(good).__name__)
@@ -92,6 +127,7 @@ def test_several_clauses(good):
     beyond = {name: value for (of, name), (_, value, _) in CONDITIONS.items() if of is good and name != "variance"}
     bad = replace(good, **beyond)
     assert len(bad.shortfalls) == len(beyond)
+    assert bad.word == "not reliable"
     assert all(clause in bad.sentence for clause in bad.failures)
 
 
@@ -112,12 +148,12 @@ def test_what_is_said():
     assert TREES.sentence == "Exact up to simulation error (effective sample size 1,900), of the mode that was found."
     assert "a standard deviation" not in replace(TREES, sd_error=SAID_ERROR).sentence
     assert "1,900; a standard deviation is known to 9 % only)" in replace(TREES, sd_error=0.09).sentence
-    assert "exact up to simulation error" in NESTED.sentence
-    assert "nearly exact" in replace(NESTED, effective_size=290.0).sentence
-    assert "approximate" in replace(NESTED, variance=4.0, error=0.05).sentence
+    assert "Exact up to simulation error" in NESTED.sentence
+    assert "Exact, known to 6 % by weights" in replace(NESTED, effective_size=290.0).sentence
+    assert "Approximate, reliable: " in replace(NESTED, variance=4.0, error=0.05).sentence
     assert "limits known to 0.03 standard deviations" in MOVED.sentence
     assert "limits known to 0.11 standard deviations" in replace(MOVED, limit_error=0.11).sentence
-    assert "Not reliable: k-hat" in replace(NESTED, khat=0.9, effective_size=50.0).sentence
+    assert "Not reliable, because k-hat" in replace(NESTED, khat=0.9, effective_size=50.0).sentence
 
 
 # --- heavy tails ---

@@ -47,7 +47,6 @@ def test_it_prints_how_the_fit_went(epilepsy):
     assert "ELBO -685.57" in line
     assert "59 independent blocks of size 2" in " ".join(out.split())
     assert "Exact up to simulation error" in " ".join(out.split())
-    assert "\nReliable" in out
     assert str(folder / "epilepsy.png") in out
     assert "treatment" in out, "a table of the estimates"
 

@@ -1,5 +1,5 @@
 """Whether an approximation can be relied on: `NGVIApproximation.diagnose`."""
 
-from pymc_ngvi.results.diagnosis.diagnosis import Diagnosis, Finding
+from pymc_ngvi.results.diagnosis.diagnosis import Diagnosis
 
-__all__ = ["Diagnosis", "Finding"]
+__all__ = ["Diagnosis"]

@@ -1,5 +1,6 @@
 """A diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere."""
 
+import contextlib
 import copy
 import logging
 
@@ -16,6 +17,7 @@ from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, weigh
 from pymc_ngvi.core.sizes import HELD, MAX_DENSE_DIM, N_SHOWN, N_WEIGHED, STREAMED, WEIGHTS, check_draws, seed_of
 from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
@@ -27,16 +29,15 @@ from pymc_ngvi.results.diagnosis.diagnosis import (
     MOVED,
     SCORED,
     SYMMETRIES,
+    WEIGHTED,
     Diagnosis,
-    Finding,
     Kept,
     context_of,
     findings_of,
     not_moved,
+    of_drift,
     of_fit,
-    of_functionals,
     of_joint,
-    of_weighted,
 )
 from pymc_ngvi.results.diagnosis.drifts import (
     FEWEST,
@@ -286,6 +287,8 @@ class Drifts:
     moved: Moved
     #: By gradients at other draws where these are looked at, else of moved ones; None where too few could be moved.
     moments: Drift | None = None
+    #: Of moved draws, also where gradients are looked at.
+    by_moves: Drift | None = None
     #: None where too few draws could be moved.
     joint: JointDrift | None = None
     #: Of what moved draws are to tell; None where there are none, or they would take too long.
@@ -309,20 +312,11 @@ class Drifts:
         predictors = "" if of is None else f", and with {of.of_elements()}"
         return f"at {self.n_scored:,} draws: their means, and products with all coordinates{predictors}"
 
-    def asks_for_more(self, is_nested: bool) -> bool:
-        """Tell whether other moved draws may tell what is error from what is chance.
-
-        Where gradients at many draws were looked at as well, that takes more than a suspicion. A nested posterior
-        without them is Gaussian given its hyperparameters, and has no check of its own of what is computed of draws:
-        there, a suspicion is enough.
-        """
-        # Of few draws, errors are known roughly: nothing is said before it was seen of more.
-        if any(drift is not None and drift.stands_out for drift in (self.moments, self.functionals, self.predictors)):
-            return True
-        if self.moments is None or self.joint is None:
-            return False
-        of_functionals = is_nested and self.functionals is not None and self.functionals.is_suspicious
-        return self.joint.stands_out or (not self.n_scored and (of_functionals or self.joint.is_suspicious))
+    @property
+    def stands_out(self) -> bool:
+        """Whether something is off by much: of few draws, errors are known roughly, and others may tell more."""
+        known = (self.moments, self.functionals, self.predictors, self.joint)
+        return any(drift is not None and drift.stands_out for drift in known)
 
     def seen_again(self, other: "Drifts") -> "Drifts":
         """Return, of coordinates and predictors, what this and an independent one have in common; else the other one.
@@ -331,10 +325,15 @@ class Drifts:
         """
         if self.moments is None or other.moments is None:
             return other
-        predictors = other.predictors
-        if self.predictors is not None and predictors is not None:
-            predictors = self.predictors.seen_again(predictors)
-        return replace(other, moments=self.moments.seen_again(other.moments), predictors=predictors)
+        predictors, by_moves = other.predictors, None
+        if other.n_scored and self.by_moves is not None and other.by_moves is not None:
+            by_moves = self.by_moves.seen_again(other.by_moves, None)
+        moments = self.moments.seen_again(other.moments, by_moves)
+        if by_moves is not None and self.moments.stands_out and not moments.stands_out:
+            predictors = None  # moved draws rule out what gradients tell
+        elif self.predictors is not None and predictors is not None:
+            predictors = self.predictors.seen_again(predictors, None)
+        return replace(other, moments=moments, predictors=predictors)
 
 
 def most_moved(n_dim: int, n_draws: int) -> int:
@@ -363,7 +362,7 @@ def drifts_of(
     first = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else (n_draws, n_trajectories)
     found = _once(posterior, rng, *first, budget, functionals)
     record = posterior.record
-    if record is not None and record.is_pool and found.asks_for_more(record.is_nested):
+    if record is not None and record.is_pool and found.stands_out:
         if not budget.cut:
             factor = 1 if budget.scored else _AGAIN
             n_draws, budget = factor * n_draws, replace(budget, n_gradients=factor * budget.n_gradients)
@@ -396,9 +395,11 @@ def _once(
         return found
     took = moved.n_gradients * density.gradient_seconds
     start, control = q.log_density(moved.start), q.log_density(moved.control)
+    by_moves = drift_of(moved, q.mean(), q.sd())
     return replace(
         found,
-        moments=found.moments or drift_of(moved, q.mean(), q.sd()),
+        moments=found.moments or by_moves,
+        by_moves=by_moves,
         joint=joint_drift_of(moved, None if start is None or control is None else (start, control)),
         functionals=None if functionals is None else functional_drift_of(functionals, moved.control, moved.end, took),
     )
@@ -406,22 +407,28 @@ def _once(
 
 # --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
 
-#: Draws that are moved, trajectories of each, and gradients of all, about: by default, and thorough.
-_QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
+#: Draws that are moved, trajectories of each, and gradients of all, about: of a pool, which has conditions of its own;
+#: of others, where 256 see a standard deviation that is 14 % off in half of the seeds; and thorough.
+_OF_POOL, _QUICK, _THOROUGH = (256, 4, 6_000), (1_024, 4, 24_000), (1_024, 16, 80_000)
 #: What weighed draws of which functionals are computed should be worth; relative variance of weights that can't move
 #: these by as much as counts: no mean moves by more than its root, in standard deviations.
 _WORTH, _EQUAL = 500, 0.02
-_NO_BUDGET = "diagnose(draws=10_000) has no budget."
+_NO_BUDGET = "approx.diagnose() has more, diagnose(draws=10_000) no budget"
 _IN_PART = (
     "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
-    "the data, pymc_ngvi.load(file, model), and ask there."
+    "the data, pymc_ngvi.load(file, model), and ask there"
 )
 
 
 def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool = False) -> Budget:
     """Return what a diagnosis takes where nothing is dear."""
     has_weights = posterior.distribution.kept_log_weights() is not None
-    return Budget(0 if has_weights else most_weighed(posterior, draws), (_THOROUGH if thorough else _QUICK)[2])
+    return Budget(0 if has_weights else most_weighed(posterior, draws), _moves(posterior, thorough=thorough)[2])
+
+
+def _moves(posterior: Posterior, *, thorough: bool) -> tuple[int, int, int]:
+    is_pool = posterior.record is not None and posterior.record.is_pool
+    return _THOROUGH if thorough else _OF_POOL if is_pool else _QUICK
 
 
 def budget_of(posterior: Posterior, share: tuple[float, float]) -> Budget:
@@ -450,25 +457,36 @@ def diagnose(
     with announced("Judging q", budget.n_weights * costs.weight + budget.n_gradients * costs.gradient):
         again = copy.deepcopy(of_weights)
         weights, elbo, ratio = _weights_of(posterior, budget, of_weights, kept)
-        how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
+        how = (*_moves(posterior, thorough=thorough)[:2], budget)
         functionals = functionals_of(density, posterior.constrain)
         found = drifts_of(posterior, rng, *how, functionals)
     moved, drift = found.moved, found.moments
-    most, often = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else _QUICK[:2]
+    most, often = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else _OF_POOL[:2]
     some = len(moved.end) + moved.n_lost < most_moved(layout.n_dim, most)
     fewer = budget.cut and (some or moved.n_trajectories < often)
     places = other_modes(density, posterior.distribution, elbo.value, rng) if thorough else []
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     context, seen = context_of(posterior), SCORED if found.n_scored else MOVED
-    # What moved draws show beside moments of coordinates.
-    further = [] if found.predictors is None else of_functionals(context, found.predictors, SCORED)
+    # What moved draws and weights show beside moments of coordinates.
+    further = [] if found.predictors is None else of_drift(context, found.predictors, SCORED)
     if found.joint is not None and drift is not None:
         further += of_joint(context, found.joint, drift)
-    further += [] if found.functionals is None else of_functionals(context, found.functionals, MOVED)
-    further += _of_weighted(posterior, functionals, weights, ratio, again)
+    further += [] if found.functionals is None else of_drift(context, found.functionals, MOVED)
+    if not any(of is not None and of.stands_out for of in (drift, found.predictors, found.functionals)):
+        for shift in _weighted_shifts(posterior, functionals, weights, ratio, again):
+            further += of_drift(context, shift, WEIGHTED)
+    findings = findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen)
+    own = NOT_TESTED if record is None or not record.is_pool else record.judged
+    verdict = replace(
+        own,
+        found=findings,
+        open=_open(budget, found) if fewer and not context.is_pool else "",
+        cure=context.pool_cure() if own.failures else "",
+        is_tested=True,
+    )
     return Diagnosis(
-        findings=findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen),
+        checks=verdict,
         outcome="not made by a fit" if record is None else str(record.status),
         gap=gap,
         elbo=elbo,
@@ -483,9 +501,8 @@ def diagnose(
         n_gradients=density.n_gradients - before,
         n_log_p=weights.n_draws + n_compared,
         layout=layout,
-        posterior=record.posterior if record is not None and record.is_pool else "",
+        is_pool=context.is_pool,
         left_out=_left_out(budget, moved, often if fewer else 0, n_compared > 0, q.kept_log_weights() is not None),
-        open=_open(budget, found) if fewer and not (record is not None and record.is_nested) else "",
         joint="" if found.joint is None else found.joint.in_words(),
         computed=found.computed,
         searched=record is not None and record.searched,
@@ -495,37 +512,32 @@ def diagnose(
 
 def standing_diagnosis(posterior: Posterior, kept: Kept, share: tuple[float, float]) -> Diagnosis:
     """Return the diagnosis that belongs to the fit, made with seeds of its own; made once, unless q changes."""
-    if kept.diagnosis is None or (kept.diagnosis.left_out and kept.share < share):
+    if kept.diagnosis is None or (kept.diagnosis.checks.open and share == DIAGNOSIS):
         with few_threads(posterior.density):
             rngs = own_generator(posterior.record), own_generator(posterior.record, WEIGHTS + 1)
             kept.diagnosis = diagnose(posterior, budget_of(posterior, share), *rngs, kept=kept)
-            kept.share = share
     return kept.diagnosis
 
 
 def requested_diagnosis(
-    posterior: Posterior, kept: Kept, rng: np.random.Generator | None, draws: int | None, *, thorough: bool
+    posterior: Posterior, kept: Kept, rng: np.random.Generator, draws: int | None, *, thorough: bool
 ) -> Diagnosis:
-    """Return a diagnosis as `NGVIApproximation.diagnose` takes its arguments; without ``rng``, the standing one.
+    """Return a diagnosis as `NGVIApproximation.diagnose` takes its arguments; the standing one without any.
 
-    A thorough one is kept as that of the fit.
+    Another one takes its place.
     """
     if draws is not None and check_draws(draws) < MIN_KHAT_DRAWS:
         raise ValueError(f"A diagnosis needs at least {MIN_KHAT_DRAWS} draws; got {draws}. Take 10,000.")
     if posterior.density.has_minibatch:
         return _not_judged(posterior)
     posterior.check_weights()
-    if rng is None:
-        return standing_diagnosis(posterior, kept, DIAGNOSIS)
-    if thorough or draws is not None:
-        budget = full_budget(posterior, N_WEIGHED if draws is None else draws, thorough=thorough)
-    else:
-        budget = budget_of(posterior, DIAGNOSIS)
+    if draws is None and not thorough:
+        found = standing_diagnosis(posterior, kept, SUMMARY)
+        return standing_diagnosis(posterior, kept, DIAGNOSIS) if found.checks.open else found
+    budget = full_budget(posterior, N_WEIGHED if draws is None else draws, thorough=thorough)
     with few_threads(posterior.density):
-        found = diagnose(posterior, budget, rng, rng, thorough=thorough)
-    if thorough:
-        kept.diagnosis, kept.share = found, DIAGNOSIS
-    return found
+        kept.diagnosis = diagnose(posterior, budget, rng, rng, thorough=thorough)
+    return kept.diagnosis
 
 
 def _not_judged(posterior: Posterior) -> Diagnosis:
@@ -533,7 +545,7 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
     record, layout, unknown = posterior.record, posterior.layout, Elbo(np.nan, np.nan)
     gap = float("nan") if record is None else record.gap
     return Diagnosis(
-        findings=tuple(of_fit(context_of(posterior), gap)),
+        checks=Verdict(found=tuple(of_fit(context_of(posterior), gap)), open=_IN_PART),
         outcome="not made by a fit" if record is None else str(record.status),
         gap=gap,
         elbo=unknown if record is None else record.elbo,
@@ -547,7 +559,6 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
         n_gradients=0,
         n_log_p=0,
         layout=layout,
-        open=_IN_PART,
     )
 
 
@@ -563,33 +574,32 @@ def _weights_of(
     return *weights_and_elbo(ratio), ratio
 
 
-def _of_weighted(
+def _weighted_shifts(
     posterior: Posterior,
     functionals: Functionals | None,
     weights: Weights,
     ratio: Array,
     rng: np.random.Generator,
-) -> list[Finding]:
-    """Return what importance weights say of functionals, where they can be used and are not all but equal.
+) -> Iterator[Drift]:
+    """Yield what importance weights say of coordinates and functionals, where they help and are not all but equal.
 
     The generator is in the state in which it made the draws that were weighed.
     """
-    if functionals is None or not len(ratio) or not weights.verdict(posterior.layout.n_dim).helps:
-        return []
+    if not len(ratio) or not weights.tells:
+        return
     if weights.n_draws < FEWEST_WEIGHED or weights.n_draws < (1.0 + _EQUAL) * weights.effective:
-        return []
+        return
     took = posterior.distribution.costs(posterior.density, posterior.record).weight * len(ratio)
     wanted = min(N_SHOWN, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
-    n = min(max(wanted, FEWEST_WEIGHED), len(ratio), functionals.affordable(took))
-    if n < FEWEST_WEIGHED:
-        return []
+    n = min(max(wanted, FEWEST_WEIGHED), len(ratio))
     theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), rng)))[:n], np.isfinite(ratio[:n])
     if posterior.distribution.log_density(theta[:1]) is None:
-        return []  # draws may be those of a proposal, and not of q
-    try:
-        return of_weighted(weighted_shift_of(functionals, theta[finite], ratio[:n][finite]))
-    except Exception:  # what a Deterministic raises at single draws is not for a diagnosis to tell
-        return []
+        return  # draws may be those of a proposal, and not of q
+    theta, ratio = theta[finite], ratio[:n][finite]
+    yield weighted_shift_of(theta, ratio, None)
+    if functionals is not None and functionals.affordable(took) >= n:
+        with contextlib.suppress(Exception):  # what a Deterministic raises at single draws is not for this to tell
+            yield weighted_shift_of(functionals.at(theta), ratio, functionals)
 
 
 def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes, ...], int]:
@@ -636,7 +646,7 @@ def _left_out(budget: Budget, moved: Moved, often: int, compared: bool, has_weig
 
 
 def _open(budget: Budget, found: Drifts) -> str:
-    """Return why few evaluations leave the verdict open; empty where they do not.
+    """Return, in a clause, why few evaluations leave the verdict open; empty where they do not.
 
     Where the own checks of a posterior speak for it, it is enough that gradients at draws do not speak against it.
     """
@@ -646,9 +656,9 @@ def _open(budget: Budget, found: Drifts) -> str:
     if not_moved(found.moved):
         return (
             f"too few evaluations within the budget, {budget.n_gradients:,} gradients, to move draws of q towards the "
-            f"posterior. {_NO_BUDGET}"
+            f"posterior ({_NO_BUDGET})"
         )
     return (
         f"{len(found.moved.end)} moved draws, all that the budget of {budget.n_gradients:,} gradients allows, do not "
-        f"tell whether means and standard deviations are right. {_NO_BUDGET}"
+        f"tell whether means and standard deviations are right ({_NO_BUDGET})"
     )

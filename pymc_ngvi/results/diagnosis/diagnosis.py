@@ -5,7 +5,7 @@ import math
 import shutil
 import textwrap
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
@@ -20,19 +20,17 @@ from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import MOST_KHAT, Weights, WeightVerdict, khat_limit
 from pymc_ngvi.core.status import Elbo, format_gap
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.verdict import Against, Condition, Verdict, Word
 from pymc_ngvi.density import Layout, ModelDensity
-from pymc_ngvi.density.constrain import PREDICTORS, Constrainer
+from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
-from pymc_ngvi.fitting.record import FitRecord, OtherMode
+from pymc_ngvi.fitting.record import MUCH, FitRecord, OtherMode, of_modes
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
 from pymc_ngvi.posteriors.plan import Decision
 from pymc_ngvi.results.diagnosis.drifts import (
-    COMPUTED,
-    COMPUTED_SLIGHT,
     LEAST_ACCEPTANCE,
-    SERIOUS,
-    SLIGHT,
+    LIMITS,
     Drift,
     EqualModes,
     JointDrift,
@@ -43,38 +41,15 @@ from pymc_ngvi.results.distributions import Distribution, Posterior, flat_datase
 #: By what quantities are seen to be off, in a clause that they end.
 MOVED = "draws that are moved towards the posterior drift"
 SCORED = "gradients of log p at draws tell of a drift"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was found.
-
-    Parameters
-    ----------
-    text : str
-        A sentence.
-    cure : str
-        Another one; empty where there is nothing to do.
-    serious : bool
-        Whether q is not reliable for it.
-    """
-
-    text: str
-    cure: str
-    serious: bool
-
-    def __str__(self) -> str:
-        """Return both sentences."""
-        return f"{self.text} {self.cure}".rstrip()
+WEIGHTED = "importance weights move it"
 
 
 #: Characters in a line at most, fewer on a narrow terminal; coordinates in the table.
 _MAX_WIDTH, _N_ROWS = 100, 8
 #: What is left out where evaluations are too few to compare log p with its images.
 SYMMETRIES = "symmetries of log p"
-_RELIABLE = "Reliable, as far as these checks can tell."
 #: Columns of the table, by diagnostic; how they are shown.
-_SHOWN = {"mean_drift": "mean, sd", "sd_drift": "sd, %", "skewness_drift": "skewness"}
+_SHOWN = {"mean_drift": "mean, sd", "sd_drift": "sd, %"}
 
 
 def wrap(text: str, first: str = "", then: str = "") -> str:
@@ -91,8 +66,8 @@ class Diagnosis:
 
     Parameters
     ----------
-    findings : tuple of Finding
-        Serious ones first.
+    checks : Verdict
+        That of the approximation: all reports have the same one.
     outcome : str
         How the fit ended.
     gap : float
@@ -102,8 +77,8 @@ class Diagnosis:
     weights : Weights
         Pareto k-hat and effective sample size of importance weights.
     by_coordinate : dict of str to ndarray, shape (n_dim,)
-        ``mean_drift`` in standard deviations of q, ``sd_drift`` relative to them, ``skewness_drift``, each with its
-        standard error, ``_se``.
+        ``mean_drift`` in standard deviations of q, ``sd_drift`` relative to them, each with its standard error,
+        ``_se``.
     log_p_drift : Elbo
         Drift of E[log p], nats.
     acceptance : float
@@ -117,10 +92,8 @@ class Diagnosis:
     layout : Layout
     left_out : tuple of str
         What was left out for want of evaluations within the budget.
-    open : str
-        Why the verdict is open, and what settles it; empty where it is not.
-    posterior : str
-        Of an exact posterior: what was measured of it, in a sentence. Outcome, gap and ELBO are of the Gaussian fit.
+    is_pool : bool
+        Whether draws are weighted: outcome, gap and ELBO are then of the Gaussian fit before them.
     joint, computed : str
         What moved draws show of log p, and how many Deterministics and linear predictors were compared, in words.
     searched : bool
@@ -142,7 +115,7 @@ class Diagnosis:
     (True, [])
     """
 
-    findings: tuple[Finding, ...]
+    checks: Verdict
     outcome: str
     gap: float
     elbo: Elbo
@@ -157,8 +130,7 @@ class Diagnosis:
     n_log_p: int
     layout: Layout = field(repr=False)
     left_out: tuple[str, ...] = ()
-    open: str = ""
-    posterior: str = ""
+    is_pool: bool = False
     joint: str = ""
     computed: str = ""
     searched: bool = False
@@ -166,24 +138,24 @@ class Diagnosis:
     scored: str = ""
 
     @property
-    def verdict(self) -> str:
-        """One of "reliable", "not reliable", and "not judged" where too few evaluations were within the budget."""
-        return "not reliable" if self.reasons else "not judged" if self.open else "reliable"
+    def verdict(self) -> Word:
+        """The verdict in a word: "exact", "exact, few draws", "reliable", "not judged" or "not reliable"."""
+        return self.checks.word
 
     @property
     def reliable(self) -> bool:
-        """Whether means and standard deviations can be relied on, as far as the checks see."""
-        return self.verdict == "reliable"
+        """Whether means, standard deviations and limits can be relied on, as far as tests see."""
+        return self.checks.is_reliable
 
     @property
     def reasons(self) -> list[str]:
         """Why q is not reliable: sentences that name variables and a cure; empty where it is."""
-        return [str(f) for f in self.findings if f.serious]
+        return self.checks.reasons
 
     @property
     def remarks(self) -> list[str]:
         """What else was found, of less weight."""
-        return [str(f) for f in self.findings if not f.serious]
+        return self.checks.remarks
 
     @property
     def khat(self) -> float:
@@ -205,7 +177,7 @@ class Diagnosis:
         result = flat_dataset(self.layout, np.stack([self.by_coordinate[n] for n in names]), {dim: names})
         attrs = {
             "reliable": int(self.reliable),
-            "verdict": self.verdict,
+            "verdict": self.verdict.value,
             "reasons": self.reasons,
             "khat": self.khat,
             "gap": self.gap,
@@ -222,8 +194,8 @@ class Diagnosis:
     def __str__(self) -> str:
         """Return the report, wrapped to the width of the terminal."""
         parts = [wrap(self.headline())]
-        parts += [wrap(text, f"  {i}. ", "     ") for i, text in enumerate(self._texts(True), 1)]
-        parts += [wrap(cure, "  -> ", "     ") for cure in self._cures()]
+        parts += [wrap(text, f"  {i}. ", "     ") for i, text in enumerate(self.checks.texts, 1)]
+        parts += [wrap(cure, "  -> ", "     ") for cure in self.checks.cures]
         if remarks := self.remarks:
             parts += ["", "Also:", *(wrap(text, "  - ", "    ") for text in remarks)]
         pad = max(len(name) for name, _ in self._rows()) + 2
@@ -233,8 +205,8 @@ class Diagnosis:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        reasons = "".join(f"<li>{escape(text)}</li>" for text in self._texts(True))
-        cures = "".join(f"<p>&rarr; {escape(cure)}</p>" for cure in self._cures())
+        reasons = "".join(f"<li>{escape(text)}</li>" for text in self.checks.texts)
+        cures = "".join(f"<p>&rarr; {escape(cure)}</p>" for cure in self.checks.cures)
         remarks = "".join(f"<li>{escape(text)}</li>" for text in self.remarks)
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._rows())
         return (
@@ -246,25 +218,12 @@ class Diagnosis:
 
     def headline(self) -> str:
         """Return the verdict in a sentence."""
-        if self.verdict == "not judged":
-            return f"Not judged: {self.open}"
-        if self.reliable:
-            return f"{_RELIABLE}{self._of_search()}"
         n = len(self.reasons)
-        return f"Not reliable, for {n} reason{'s'[: n != 1]}:"
-
-    def in_short(self) -> str:
-        """Return the verdict with its first reason and all cures, for a summary."""
-        if self.verdict != "not reliable":
-            more = "" if self.verdict == "not judged" or self.thorough else " More: approx.diagnose()."
-            return (_RELIABLE if self.reliable else self.headline()) + more
-        others = len(self.reasons) - 1
-        rest = f" ({others} more reason{'s'[: others != 1]}: approx.diagnose())" if others else ""
-        return " ".join([f"Not reliable{rest}.", self._texts(True)[0], *self._cures()])
+        return f"Not reliable, for {n} reason{'s'[: n != 1]}:" if n else f"{self.checks.sentence}{self._of_search()}"
 
     def _of_search(self) -> str:
         """Return a sentence on other modes, for a headline."""
-        if self.thorough:
+        if self.thorough or not self.reliable:
             return ""
         if self.has_one_mode:
             return " The posterior has one mode, as its log density is concave."
@@ -279,25 +238,16 @@ class Diagnosis:
         compared = self.n_log_p and SYMMETRIES not in self.left_out
         return "not looked for, but for those by symmetry" if compared else "not looked for"
 
-    def _texts(self, serious: bool) -> list[str]:
-        return [f.text for f in self.findings if f.serious is serious]
-
-    def _cures(self) -> list[str]:
-        """Return the cures of serious findings, each once."""
-        return list(dict.fromkeys(f.cure for f in self.findings if f.serious and f.cure))
-
     def _rows(self) -> list[tuple[str, str]]:
         """Return what was measured, by name."""
         w = self.weights
         lost = f", {w.n_lost:,} of them lost" if w.n_lost else ""
         moved = f"{self.n_moved:,} draws, {self.n_trajectories} trajectories each, acceptance {self.acceptance:.2f}"
-        gap = "" if self.posterior else f", gap {format_gap(self.gap, ' nats')}"
-        rows = [("Gaussian fit" if self.posterior else "Fit", f"{self.outcome}{gap}, ELBO {self.elbo}")]
-        if self.posterior:
-            rows.insert(0, ("Posterior", self.posterior))
-        if w.n_draws and not (self.posterior and w.khat == -np.inf):  # draws of chains have no weights
-            meaning = "of the weights of the global parameters" if self.posterior else self._of_khat()
-            rows.append(("Pareto k-hat", f"{w.khat_text()}{' ' if self.posterior else ': '}{meaning}"))
+        gap = "" if self.is_pool else f", gap {format_gap(self.gap, ' nats')}"
+        rows = [("Gaussian fit" if self.is_pool else "Fit", f"{self.outcome}{gap}, ELBO {self.elbo}")]
+        if w.n_draws and not (self.is_pool and w.khat == -np.inf):  # draws of chains have no weights
+            meaning = "of the weights of the global parameters" if self.is_pool else self._of_khat()
+            rows.append(("Pareto k-hat", f"{w.khat_text()}{' ' if self.is_pool else ': '}{meaning}"))
             rows.append(("Weighted draws", f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"))
         if self.n_moved:
             rows.append(("Moved draws", f"{moved}; E[log p] drifts by {self.log_p_drift} nats"))
@@ -327,7 +277,7 @@ class Diagnosis:
 
     def _table(self) -> pd.DataFrame:
         of, columns = self.by_coordinate, {}
-        sizes = [np.abs(of[f"{name}_drift"]) / SERIOUS[name] for name in ("mean", "sd")]
+        sizes = [np.abs(of[f"{name}_drift"]) / LIMITS[name] for name in ("mean", "sd")]
         worst = np.argsort(-np.nan_to_num(np.fmax(*sizes)), kind="stable")[:_N_ROWS]
         for name, title in _SHOWN.items():
             scale, form = (100.0, "+.0f") if name == "sd_drift" else (1.0, "+.2f")
@@ -345,8 +295,6 @@ class Kept:
     #: Importance weights of draws that belong to the fit; shape (n_draws,), optional.
     log_ratio: Array | None = None
     diagnosis: Diagnosis | None = None
-    #: The budget that the diagnosis was given.
-    share: tuple[float, float] = (0.0, 0.0)
     #: Evaluates the variables that were named last.
     narrow: Constrainer | None = None
 
@@ -358,11 +306,6 @@ class Kept:
             return self
         self.q, self.density, self.log_ratio, self.diagnosis = posterior.distribution, posterior.density, None, None
         return self
-
-    @property
-    def verdict(self) -> str | None:
-        """That of the diagnosis; None where none was made."""
-        return None if self.diagnosis is None else self.diagnosis.verdict
 
 
 # --- what is wrong with an approximation, in words, with what to do ---
@@ -408,6 +351,12 @@ class Context:
     def relative(self) -> bool:
         """Whether group effects are relative to their conditional modes."""
         return self.family == "pushforward" or (self.record is not None and self.record.reparam is not None)
+
+    def pool_cure(self) -> str:
+        """Return what may help a posterior of weighted draws whose own conditions do not hold."""
+        if self.record is not None and self.record.is_nested:
+            return "Give the hyperparameters more informative priors, fit with another random_seed, or use pm.sample."
+        return self.shape_cure()
 
     def shape_cure(self) -> str:
         """Return what may help where q has not the shape of the posterior."""
@@ -495,7 +444,7 @@ def _is_left(posterior: Posterior, kind: str) -> bool:
     """Tell whether another posterior can follow the fit and was not tried."""
     record = posterior.record
     # Not tried, or left out for its seconds.
-    return _may_follow(posterior) and record is not None and (not record.posterior or record.on_request == kind)
+    return _may_follow(posterior) and record is not None and (not record.of_posterior or record.on_request == kind)
 
 
 def _other_posterior(posterior: Posterior) -> str:
@@ -508,45 +457,6 @@ def _other_posterior(posterior: Posterior) -> str:
         if found is not None and kind.chance(found) > best:
             best, name = kind.chance(found), kind.name
     return name
-
-
-# --- what there is to say of modes beside the one that an approximation is at, in sentences ---
-
-#: Part of the mass elsewhere, or of draws that are lost, from which on it counts; square of a standard deviation,
-#: relative, that other modes may add.
-_MUCH, _WIDER = 0.02, 0.2
-#: Coordinates that a sentence names are farther apart than this part of the farthest.
-_NEAR_FARTHEST = 0.3
-
-
-def of_modes(context: Context, q: Distribution, *, has_symmetries: bool) -> list[Finding]:
-    """Say which modes a fit found beside its own, and that are not covered."""
-    known = [] if context.record is None else context.record.modes
-    modes = [mode for mode in known if not (mode.is_equal and has_symmetries)]
-    if not modes:
-        return []
-    mean, sd, total = q.mean(), q.sd(), sum(mode.share for mode in modes)
-    shifts = np.array([(np.asarray(mode.q.mean()) - mean) / sd for mode in modes])
-    added = np.array([mode.share for mode in modes]) @ shifts**2
-    if total < _MUCH and added.max() < _WIDER:
-        return []
-    where = place_of(context.layout, np.asarray(modes[0].q.mean()), mean, sd)
-    n_modes, at = ("another mode", "at") if len(modes) == 1 else (f"{len(modes)} other modes", "the largest at")
-    what = f"{n_modes}, with {_percent(total)} of the mass, {at} {where}"
-    text = f"The posterior has {what}. q covers the one with {_percent(1.0 - total)}."
-    return [Finding(text, context.mode_cure(), True)]
-
-
-def _percent(share: float) -> str:
-    return percent(share, ".0f" if share >= 0.01 else ".1f")
-
-
-def place_of(layout: Layout, point: Array, mean: Array, sd: Array) -> str:
-    """Return the coordinates in which a place is farthest from q."""
-    apart = np.abs(point - mean) / sd
-    far = np.argsort(-apart)[:N_NAMED]
-    far = far[apart[far] > _NEAR_FARTHEST * apart[far[0]]]
-    return ", ".join(f"`{layout.label(int(i))}` = {point[i]:.3g} (q: {mean[i]:.3g})" for i in far)
 
 
 # --- what was found, in sentences, and what may help: each names variables and a cure ---
@@ -562,9 +472,6 @@ _FIXED = {
     "sign": "Fix the sign by a positive prior (pm.HalfNormal) of one of these variables, or of one entry of it.",
 }
 
-#: What to do about a nested posterior that is not known well enough.
-_NESTED_CURE = "Give the hyperparameters more informative priors, fit with another random_seed, or use pm.sample."
-
 
 def findings_of(
     context: Context,
@@ -575,52 +482,43 @@ def findings_of(
     equal: Sequence[EqualModes],
     places: Sequence[OtherMode],
     q: Distribution,
-    further: Sequence[Finding] = (),
+    further: Sequence[Condition] = (),
     seen: str = MOVED,
-) -> tuple[Finding, ...]:
+) -> tuple[Condition, ...]:
     """Return all findings, the serious ones first."""
-    if any(p.share > _MUCH for p in places):
+    modes = [] if context.record is None else [m for m in context.record.modes if not (m.is_equal and equal)]
+    if any(p.share > MUCH for p in places):
         context = replace(context, other_posterior=str, last_resort=str)  # they would miss the same modes
     found = [
         *of_fit(context, gap),
         *_of_equal_modes(context, equal),
-        *of_modes(context, q, has_symmetries=bool(equal)),
+        *of_modes([*modes, *(p for p in places if p.share > MUCH)], q, context.layout, context.mode_cure()),
         *_of_support(context, weights),
-        *([] if drift is None or _stuck(moved) else _of_drift(context, drift, seen)),
+        *([] if drift is None or _stuck(moved) else of_drift(context, drift, seen)),
         *([] if _stuck(moved) else further),
         *([] if not_moved(moved) else _of_movement(context, moved, drift)),
         *_of_weights(context, weights, moved),
-        *_of_places(context, places, q),
     ]
-    return tuple(sorted(found, key=lambda f: not f.serious))
+    return tuple(sorted(found, key=lambda c: c.against is not Against.RELIABLE))
 
 
-def of_fit(context: Context, gap: float) -> list[Finding]:
+def of_fit(context: Context, gap: float) -> list[Condition]:
     """Return what stands against a fit for how it ended."""
-    record, n_dim = context.record, context.layout.n_dim
-    result = []
-    # Even weights of a pool make up for a fit before it that has not converged.
-    if record is not None and not (record.converged or record.is_exact):
-        result.append(
-            Finding(f"The fit did not converge ({record.status}): {record.sentence}", record.status.cure, True)
-        )
-    if record is not None:
-        kind, cure = ("nested", _NESTED_CURE) if record.is_nested else ("exact", context.shape_cure())
-        result += [Finding(f"Of the {kind} posterior, {doubt}.", cure, True) for doubt in record.doubts]
-    if gap > min(0.5 * SLIGHT["mean"] ** 2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim)):
-        text = f"A better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions."
-        result.append(Finding(text, "Go on with approx.refine(n, tol=...) and a smaller tol.", True))
-    return result
+    n_dim, found = context.layout.n_dim, [] if context.record is None else context.record.of_fit
+    much = min(0.5 * LIMITS["mean"] ** 2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim))
+    said = f"a better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions"
+    cure = "Go on with approx.refine(n, tol=...) and a smaller tol."
+    return found if math.isnan(gap) else [*found, Condition("gap", gap, much, said, cure=cure)]
 
 
-def _of_support(context: Context, weights: Weights) -> list[Finding]:
+def _of_support(context: Context, weights: Weights) -> list[Condition]:
     if not weights.n_lost or context.is_pool:  # draws of a proposal may lie anywhere
         return []
     part = weights.n_lost / weights.n_draws
     lost = f"{weights.n_lost:,} of {weights.n_draws:,} draws of q ({percent(part, '.2g')})"
-    text = f"log p or log q is not finite at {lost}."
+    said = f"log p or log q is not finite at {lost}"
     cure = "Give the variables their support by a prior or a transform rather than by a Potential or by the data."
-    return [Finding(text, cure, part > _MUCH)]
+    return [Condition("support", part, 0.0, said, Against.RELIABLE if part > MUCH else Against.NOTHING, cure=cure)]
 
 
 # --- moved draws ---
@@ -635,7 +533,6 @@ def in_sds(value: float, se: float) -> str:
 _MEASURES: dict[str, tuple[str, Callable[[float, float], str]]] = {
     "mean": ("mean", in_sds),
     "sd": ("standard deviation", lambda value, se: f"{percent(value, '+.0f').removesuffix(' %')} ± {percent(se)}"),
-    "skewness": ("skewness", lambda value, se: f"{value:+.1f} ± {se:.1f}"),
     "lower": ("lower 89 % limit", in_sds),
     "upper": ("upper 89 % limit", in_sds),
 }
@@ -664,18 +561,16 @@ def _named(drift: Drift, layout: Layout | None, measure: str, columns: NDArray[n
     return ", ".join(names)
 
 
-def _of_drift(context: Context, drift: Drift, seen: str) -> list[Finding]:
-    """Return what is off by much, or, where nothing is, by little; ``seen``: by what, as a clause."""
-    for sizes, certain, how in ((SERIOUS, 1.0, ""), (SLIGHT, 0.0, "slightly ")):
-        found = []
-        for measure, columns in drift.off(sizes, certain).items():
-            names = _named(drift, context.layout, measure, columns)
-            text = f"The {_MEASURES[measure][0]} of q is {how}off: {seen} in {names}."
-            slight = "Take care with intervals there." * (measure == "skewness")
-            found.append(Finding(text, slight if how else context.shape_cure(), not how))
-        if found:
-            return found
-    return []
+def of_drift(context: Context, drift: Drift, seen: str) -> list[Condition]:
+    """Return what is off in coordinates, or in what is computed of draws; ``seen``: by what, as a clause."""
+    found = []
+    for measure, columns in drift.off().items():
+        names = _named(drift, context.layout, measure, columns)
+        of = "q" if drift.functionals is None else drift.functionals.kind_of(columns)
+        said = f"the {_MEASURES[measure][0]} of {of} is off: {seen} in {names}"
+        worst = abs(float(drift.measures[measure].value[columns[0]]))
+        found.append(Condition(measure, worst, LIMITS[measure], said, cure=context.shape_cure()))
+    return found
 
 
 def not_moved(moved: Moved) -> bool:
@@ -687,35 +582,40 @@ def _stuck(moved: Moved) -> bool:
     return moved.acceptance < LEAST_ACCEPTANCE
 
 
-def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Finding]:
-    """Say where moved draws tell nothing."""
+def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Condition]:
+    """Say where moved draws tell nothing: of weighted draws, which have conditions of their own, that is no reason."""
     if drift is None:
-        text = "log p or its gradient is finite at too few draws of q to move them towards the posterior."
-    elif _stuck(moved):
-        text = (
-            f"Draws of q can hardly be moved towards the posterior (acceptance {moved.acceptance:.2f}): q is far from "
-            "it, or log p has kinks or cliffs."
-        )
+        said = "log p or its gradient is finite at too few draws of q to move them towards the posterior"
     else:
-        return []
-    return [Finding(text, context.shape_cure(), True)]
+        said = (
+            f"draws of q can hardly be moved towards the posterior (acceptance {moved.acceptance:.2f}): q is far from "
+            "it, or log p has kinks or cliffs"
+        )
+    against, acceptance = Against.NOTHING if context.is_pool else Against.RELIABLE, moved.acceptance
+    holds = drift is not None and not _stuck(moved)
+    return (
+        [Condition("acceptance", acceptance, LEAST_ACCEPTANCE, said, against, True, holds, context.shape_cure())]
+        if not holds
+        else []
+    )
 
 
-# --- weights, and other places ---
+# --- weights ---
 
 
-def _of_weights(context: Context, weights: Weights, moved: Moved) -> list[Finding]:
+def _of_weights(context: Context, weights: Weights, moved: Moved) -> list[Condition]:
     """Say that weights are uneven: of a Gaussian, a reason where no draws have moved far enough to tell more.
 
-    Those of a pool are judged with how many of them are effective, among its checks.
+    Those of a pool are judged with how many of them are effective, among its own conditions.
     """
     verdict = weights.verdict(context.layout.n_dim)
-    if verdict.helps or verdict is WeightVerdict.UNKNOWN:
+    if verdict.helps or verdict is WeightVerdict.UNKNOWN or context.is_pool:
         return []
-    is_own = context.traits.is_gaussian and not context.is_pool
-    untold = is_own and weights.khat > MOST_KHAT and not (not_moved(moved) or _forgot(moved))
+    untold = context.traits.is_gaussian and weights.khat > MOST_KHAT and not (not_moved(moved) or _forgot(moved))
     serious = untold or verdict is WeightVerdict.FAR
-    return [Finding(weights.sentence(context.layout.n_dim), context.shape_cure() if serious else "", serious)]
+    against, cure = (Against.RELIABLE, context.shape_cure()) if serious else (Against.NOTHING, "")
+    said = weights.sentence(context.layout.n_dim).rstrip(".")
+    return [Condition("k-hat", weights.khat, MOST_KHAT, said, against, cure=cure)]
 
 
 def _forgot(moved: Moved) -> bool:
@@ -726,24 +626,25 @@ def _forgot(moved: Moved) -> bool:
     return bool(np.all(square >= _FORGOTTEN * (moved.end.var(axis=0) + moved.start.var(axis=0))))
 
 
-def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Finding]:
+def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Condition]:
     """Say what is symmetric where q is not."""
     result = []
     for kind in ("labels", "sign"):
         of_kind = [e for e in equal if e.kind == kind]
         if not of_kind:
             continue
-        what = ", or ".join(_changed(e) for e in of_kind[:N_NAMED])
-        if of_kind[0].covered == "all":
-            means = f"Means over all of them say little of what depends on the {kind}."
-            text = f"log p stays the same when {what}: q covers all equal modes. {means}"
-            result.append(Finding(text, _FIXED[kind], False))
-            continue
+        what, covers_all = ", or ".join(_changed(e) for e in of_kind[:N_NAMED]), of_kind[0].covered == "all"
         number = math.prod(e.number for e in of_kind)
-        others = f"What does not depend on the {kind}, such as predictions, is not affected."
         part = "some" if context.traits.has_components else of_kind[0].covered
-        text = f"log p stays the same when {what}: q covers {part} of {number:,} equal modes. {others}"
-        result.append(Finding(text, f"{_FIXED[kind]} {context.several_modes_cure()}", True))
+        covers, against = f"{part} of {number:,} equal modes", Against.RELIABLE
+        others, cure = f"what does not depend on the {kind}, such as predictions, is not affected", _FIXED[kind]
+        if covers_all:
+            covers, against = "all equal modes", Against.NOTHING
+            others = f"means over all of them say little of what depends on the {kind}"
+        else:
+            cure = f"{cure} {context.several_modes_cure()}"
+        said = f"log p stays the same when {what}: q covers {covers}, and {others}"
+        result.append(Condition("equal modes", number, 1, said, against, cure=cure))
     return result
 
 
@@ -757,71 +658,20 @@ def _changed(equal: EqualModes) -> str:
     return f"{names} {changes}{' at one label' if equal.by_label else ''}"
 
 
-def _of_places(context: Context, places: Sequence[OtherMode], q: Distribution) -> list[Finding]:
-    modes = [p for p in places if p.share > _MUCH]
-    if not modes:
-        return []
-    number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
-    where = place_of(context.layout, np.asarray(modes[0].q.mean()), q.mean(), q.sd())
-    text = (
-        f"q misses {number} of the posterior; the largest has {percent(modes[0].share)} of the mass of both, at "
-        f"{where}."
-    )
-    return [Finding(text, context.mode_cure(), True)]
-
-
-def of_joint(context: Context, joint: JointDrift, moments: Drift) -> list[Finding]:
+def of_joint(context: Context, joint: JointDrift, moments: Drift) -> list[Condition]:
     """Say where log p drifts: of a minority of draws; or of all, or of most, where no coordinate tells as much."""
     cure, n = context.shape_cure(), len(joint.rises)
     if joint.has_minority:
-        text = (
-            f"A part of the draws is far from the posterior: as they are moved towards it, log p rises by more than "
+        said = (
+            f"a part of the draws is far from the posterior: as they are moved towards it, log p rises by more than "
             f"{joint.far:.0f} nats at {n:,} of {joint.n_draws:,} ({percent(n / joint.n_draws)}), by "
-            f"{np.median(joint.rises):,.0f} in the median of these, and falls as far at {joint.n_falls:,}."
+            f"{np.median(joint.rises):,.0f} in the median of these, and falls as far at {joint.n_falls:,}"
         )
-        return [Finding(text, cure, True)]
-    if moments.stands_out:
-        return []
-    if joint.is_much(joint.mean):
-        drift = f"E[log p] drifts by {joint.mean} nats"
-    elif joint.is_much(joint.location):
-        drift = f"log p of most draws drifts by {joint.location} nats"
-    else:
-        return []
-    text = (
-        f"The joint density is off: {drift} as draws are moved, where its standard deviation is about "
-        f"{np.sqrt(0.5 * joint.n_dim):.1f}, though no single coordinate stands out."
+        return [Condition("draws far away", n, joint.n_falls, said, cure=cure)]
+    drift = max((joint.mean, joint.location), key=joint.is_much)
+    said = (
+        f"the joint density is off: log p drifts by {drift} nats as draws are moved, more than {joint.limit:.1f}, "
+        "though no single coordinate stands out"
     )
-    return [Finding(text, cure, True)]
-
-
-_WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
-
-
-def _in_words(drift: Drift, sizes: Mapping[str, float], certain: float, before: str = "") -> tuple[str, str]:
-    """Return what is off by more than some sizes, empty for nothing, and what these are."""
-    off, of = drift.off(sizes, certain), drift.functionals
-    assert of is not None
-    parts = [f"{before}the {_MEASURES[name][0]} of {_named(drift, None, name, at)}" for name, at in off.items()]
-    names = {of.where(int(column))[0].name for columns in off.values() for column in columns}
-    others = f"Deterministics and {PREDICTORS}" if PREDICTORS in names else "Deterministics"
-    return ", and ".join(parts), PREDICTORS.capitalize() if names == {PREDICTORS} else others
-
-
-def of_functionals(context: Context, drift: Drift, seen: str) -> list[Finding]:
-    """Return what is off by much, or, where nothing is, by little; ``seen``: by what, as a clause."""
-    words, kind = _in_words(drift, COMPUTED, 1.0, "in ")
-    if words:
-        return [Finding(f"{kind} are off: {seen} {words}.", context.shape_cure(), True)]
-    words, kind = _in_words(drift, COMPUTED_SLIGHT, 0.0, "in ")
-    return [Finding(f"{kind} are slightly off: {seen} {words}.", "", False)] if words else []
-
-
-def of_weighted(shift: Drift) -> list[Finding]:
-    """Return what importance weights change, where they can be used: limits by much, or anything by little."""
-    words, kind = _in_words(shift, {"lower": COMPUTED["lower"], "upper": COMPUTED["upper"]}, 1.0)
-    if words:
-        text = f"{kind} are skewed as q is not: importance weights move {words}."
-        return [Finding(text, _WEIGHTED_CURE, True)]
-    words, _ = _in_words(shift, COMPUTED_SLIGHT | {"sd": COMPUTED["sd"]}, 0.0)
-    return [Finding(f"Importance weights move {words}.", _WEIGHTED_CURE, False)] if words else []
+    is_excused = moments.stands_out or not joint.is_much(drift)
+    return [Condition("log p", abs(drift.value), joint.limit, said, is_excused=is_excused, cure=cure)]

@@ -2,7 +2,7 @@
 
 import math
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain, combinations, islice
@@ -178,10 +178,10 @@ class Estimates:
     value: Array
     se: Array
 
-    def beyond(self, size: float, certain: float = 0.0) -> NDArray[np.intp]:
+    def beyond(self, size: float) -> NDArray[np.intp]:
         """Return the coordinates whose value stands out, the largest first."""
         value = np.abs(self.value)
-        found = np.flatnonzero((value - certain * self.se > size) & (value > critical(len(value)) * self.se))
+        found = np.flatnonzero((value > size) & (value > critical(len(value)) * self.se))
         return found[np.argsort(-np.abs(self.value[found]))]
 
     def seen_again(self, other: "Estimates") -> "Estimates":
@@ -196,29 +196,22 @@ def critical(n: int) -> float:
     return float(-ndtri(0.5 * FAMILY_WISE / max(n, 1)))
 
 
-#: Drifts from which on q is not reliable, by measure, and those that are worth a remark: of coordinates, and of what is
-#: computed of draws, by ranks, which show less than all of a large change.
-_MEAN, _SLIGHT_MEAN = 0.3, 0.15
-SERIOUS = {"mean": _MEAN, "sd": 0.2, "skewness": 1.5}
-SLIGHT = {"mean": _SLIGHT_MEAN, "sd": 0.12, "skewness": 0.5}
-COMPUTED = {"mean": _MEAN, "sd": 0.15, "lower": _MEAN, "upper": _MEAN}
-COMPUTED_SLIGHT = {"mean": _SLIGHT_MEAN, "sd": 0.1, "lower": _SLIGHT_MEAN, "upper": _SLIGHT_MEAN}
-#: Standard errors from which on a drift that counts is worth moving other draws for.
-_SUSPICIOUS = 1.5
+#: Errors from which on q is not reliable, by measure; those of what is computed of draws by ranks, which show less than
+#: all of a large one.
+LIMITS = {"mean": 0.15, "sd": 0.12, "lower": 0.2, "upper": 0.2}
 
 
 @dataclass(frozen=True)
 class Drift:
     """By how much draws are off: in coordinates, or in what is computed of them."""
 
-    #: "mean", in standard deviations of q; "sd", relative to that of q; of coordinates "skewness", beside that of q; of
-    #: functionals "lower" and "upper", limits of 89 % intervals, all by ranks.
+    #: "mean", in standard deviations of q; "sd", relative to that of q; "lower" and "upper", limits of 89 % intervals.
     measures: dict[str, Estimates]
     n_draws: int
     #: What is computed; None for coordinates.
     functionals: Functionals | None = None
 
-    def beyond(self, measure: str, size: float, certain: float) -> NDArray[np.intp]:
+    def beyond(self, measure: str) -> NDArray[np.intp]:
         """Return the columns that stand out, the most certain first: among what is whole, and among single elements.
 
         There are few of the first, so that less has to be allowed for chance.
@@ -226,39 +219,38 @@ class Drift:
         of = self.measures[measure]
         whole = np.zeros(len(of.value), dtype=bool) if self.functionals is None else self.functionals.is_whole
         kinds = [np.flatnonzero(kind) for kind in (whole, ~whole)]
-        return np.concatenate([kind[Estimates(of.value[kind], of.se[kind]).beyond(size, certain)] for kind in kinds])
+        return np.concatenate([kind[Estimates(of.value[kind], of.se[kind]).beyond(LIMITS[measure])] for kind in kinds])
 
-    def off(self, sizes: Mapping[str, float], certain: float) -> dict[str, NDArray[np.intp]]:
-        """Return the columns that drift by more than a size, by measure, where there are any."""
-        found = {name: self.beyond(name, size, certain) for name, size in sizes.items() if name in self.measures}
+    def off(self) -> dict[str, NDArray[np.intp]]:
+        """Return the columns that are off by more than a limit, and not by chance, by measure."""
+        found = {name: self.beyond(name) for name in self.measures}
         return {name: columns for name, columns in found.items() if len(columns)}
 
     @property
-    def limits(self) -> dict[str, float]:
-        """Drifts from which on q is not reliable, by measure."""
-        return SERIOUS if self.functionals is None else COMPUTED
-
-    @property
     def stands_out(self) -> bool:
-        """Whether something is off by much, and by a standard error more."""
-        return bool(self.off(self.limits, 1.0))
+        """Whether something is off by much."""
+        return bool(self.off())
 
     @property
     def is_settled(self) -> bool:
         """Whether no drift counts, certain or not, and each is known to within half of what counts."""
-        known = ((of, self.limits[name]) for name, of in self.measures.items())
+        known = ((of, LIMITS[name]) for name, of in self.measures.items())
         return all(np.all((np.abs(of.value) < size) & (2.0 * of.se < size)) for of, size in known)
 
-    @property
-    def is_suspicious(self) -> bool:
-        """Whether more draws may show that something whole is off, which these are too few to be certain of."""
-        whole = False if self.functionals is None else self.functionals.is_whole
-        known = ((of, self.limits[name]) for name, of in self.measures.items())
-        return any(np.any(whole & (np.abs(of.value) > np.maximum(size, _SUSPICIOUS * of.se))) for of, size in known)
+    def seen_again(self, other: "Drift", by_moves: "Drift | None") -> "Drift":
+        """Return what this drift and an independent one have in common, and what moved draws do not rule out.
 
-    def seen_again(self, other: "Drift") -> "Drift":
-        """Return what this drift and an independent one have in common."""
+        Where log p jumps, or ends at a place that depends on what is unknown, means of gradients are no 0. Of an error,
+        moved draws show half at least.
+        """
         measures = {name: of.seen_again(other.measures[name]) for name, of in self.measures.items()}
+        if by_moves is not None:
+            for name, of in measures.items():
+                moved = by_moves.measures[name]
+                is_ruled_out = np.abs(moved.value) + 2.0 * moved.se < 0.5 * np.abs(of.value)
+                measures[name] = Estimates(
+                    np.where(is_ruled_out, moved.value, of.value), np.where(is_ruled_out, moved.se, of.se)
+                )
         return Drift(measures, other.n_draws, self.functionals)
 
 
@@ -268,12 +260,7 @@ def drift_of(moved: Moved, mean: Array, sd: Array) -> Drift:
     location = _controlled(x, control)
     square = _controlled((x - location.value) ** 2, control**2 - 1.0)
     scale = np.sqrt(np.maximum(square.value, TINY))
-    (of_x, by_x), (of_control, by_control) = _influence(x), _influence(control)
-    measures = {
-        "mean": location,
-        "sd": Estimates(scale - 1.0, square.se / (2.0 * scale)),
-        "skewness": Estimates(of_x - of_control, _standard_error(by_x - by_control)),
-    }
+    measures = {"mean": location, "sd": Estimates(scale - 1.0, square.se / (2.0 * scale))}
     return Drift(measures, len(x))
 
 
@@ -301,25 +288,15 @@ def _slope(values: Array, control: Array) -> Array:
     return np.clip(result, 0.0, 1.0)
 
 
-def _influence(x: Array) -> tuple[Array, Array]:
-    """Return the skewness of each column and what each draw adds to it."""
-    sd = x.std(axis=0)
-    u = (x - x.mean(axis=0)) / np.where(sd > 0.0, sd, 1.0)
-    square = u * u
-    cube = square * u
-    skewness = np.mean(cube, axis=0)
-    return skewness, cube - skewness - 3.0 * u - 1.5 * skewness * (square - 1.0)
-
-
 #: Part of the changes that a trimmed mean leaves out at either end.
 _TRIMMED = 0.2
 #: Probability that a draw of a Gaussian posterior lies so far below the median of log p as counts as far.
 _RARE = 1e-4
-#: Part of the draws that have to be far, beyond those that go the other way, to count; and draws that are worth moving
-#: others for, where they are too few to be certain.
-_LEAST_FAR, _FEWEST_FAR = 0.02, 2
-#: Drift of most draws that counts, in standard deviations of log p, and standard errors that it has to exceed.
-_MUCH, _CERTAIN = 0.5, 3.0
+#: Part of the draws that have to be far, beyond those that go the other way, to count.
+_LEAST_FAR = 0.02
+#: Drift of most draws that counts, in standard deviations of log p, and for each coordinate, where as much comes of
+#: standard deviations whose errors do not count; standard errors that it has to exceed.
+_MUCH, _PER_COORDINATE, _CERTAIN = 0.5, LIMITS["sd"], 3.0
 
 
 @dataclass(frozen=True)
@@ -346,9 +323,14 @@ class JointDrift:
     n_draws: int
     n_dim: int
 
+    @property
+    def limit(self) -> float:
+        """Drift from which on it counts: less may come of errors of single coordinates that do not count."""
+        return max(_MUCH * math.sqrt(0.5 * self.n_dim), _PER_COORDINATE * self.n_dim)
+
     def is_much(self, drift: Elbo) -> bool:
-        """Tell whether a drift counts: by the standard deviation of log p, and by its own error."""
-        return bool(abs(drift.value) > max(_MUCH * np.sqrt(0.5 * self.n_dim), _CERTAIN * drift.se))
+        """Tell whether a drift counts, also by its own error."""
+        return bool(abs(drift.value) > max(self.limit, _CERTAIN * drift.se))
 
     @property
     def _excess(self) -> int:
@@ -364,11 +346,6 @@ class JointDrift:
     def stands_out(self) -> bool:
         """Whether log p drifts by much."""
         return self.has_minority or self.is_much(self.mean) or self.is_much(self.location)
-
-    @property
-    def is_suspicious(self) -> bool:
-        """Whether more draws may show a minority that these are too few to be certain of."""
-        return not self.has_minority and self._excess >= max(_FEWEST_FAR, 0.5 * _LEAST_FAR * self.n_draws)
 
     def in_words(self) -> str:
         """Return what was measured."""
@@ -487,13 +464,12 @@ def functional_drift_of(functionals: Functionals, before: Array, after: Array, s
 _DIFFERENT = 0.9
 
 
-def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) -> Drift:
-    """Return by how much importance weights move what is computed of draws: where q is no Gaussian's image of it.
+def weighted_shift_of(values: Array, log_ratio: Array, functionals: Functionals | None) -> Drift:
+    """Return by how much importance weights move coordinates, or what is computed of draws, (n_draws, n_columns).
 
     Quantities are compared as normal scores of the draws of q, as moved draws are. Both sides are the same draws, so
     that the error of a difference is that of the weights alone.
     """
-    values = functionals.at(theta)
     order = np.argsort(values, axis=0)
     ordered = np.take_along_axis(values, order, axis=0)  # NaN is last
     with np.errstate(invalid="ignore"):
@@ -675,6 +651,8 @@ def _apart(one: str, other: str) -> tuple[str, str] | None:
 
 #: Draws at which log p is compared, and evaluations of log p at most.
 N_COMPARED, MOST_EVALUATIONS = 8, 512
+#: Standard deviations by which the mean of a q that covers one of several equal modes moves, at least somewhere.
+_MOVES = 0.5
 #: Rounding of log p, relative: far above that of sums of a million terms, far below any change that data make.
 _ROUNDING = 1e-9
 
@@ -731,6 +709,7 @@ class _Comparison:
 
     def __init__(self, density: ModelDensity, q: Distribution, theta: Array, most: int) -> None:
         self.density, self.q, self.left, self.n_log_p = density, q, most, 0
+        self._mean, self._sd = q.mean()[None], q.sd()
         theta = theta[np.isfinite(theta).all(axis=1)]
         logp = self._log_p(theta)
         self.theta, self.logp = theta[np.isfinite(logp)], logp[np.isfinite(logp)]
@@ -755,7 +734,9 @@ class _Comparison:
         theta = member(self.theta)
         with np.errstate(invalid="ignore", over="ignore"):
             outside = ~(self.log_q - self.q.rough_log_density(theta) <= LOG_OUTSIDE)
-        if outside.mean() <= MOSTLY:
+        # Draws that cover all images have a mean that stays where it is.
+        moves = np.abs(member(self._mean)[0] - self._mean[0]) > _MOVES * self._sd
+        if outside.mean() <= MOSTLY or not moves.any():
             return _Image.SAME
         holds = len(theta) <= self.left and _equal(self._log_p(theta), self.logp).all()
         return _Image.MISSED if holds else _Image.OTHER
