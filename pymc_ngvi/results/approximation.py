@@ -1406,7 +1406,8 @@ class NGVIApproximation(Approximation):
         Returns
         -------
         xarray.DataTree
-            Groups ``predictions``, with one chain and the labels of the new data, and ``predictions_constant_data``.
+            Groups ``predictions``, with one chain and the labels of the new data, and ``predictions_constant_data``;
+            without new data also ``posterior_predictive`` and ``observed_data``.
             Attributes of ``predictions`` say which variables have elements that were ``drawn_from_prior``, and which
             were ``averaged``.
 
@@ -1664,7 +1665,8 @@ class NGVIApproximation(Approximation):
 
         Draws of the posterior are weighted by the density of the new rows [1]_. Under an exact posterior of a model
         with groups, these are draws of the global parameters: groups that have new rows are integrated again, from
-        their conditional moments, and so are new groups, from their prior. The rows of the fit are not read.
+        their conditional moments, and so are new groups, from their prior. Discrete variables that were summed out are
+        drawn given the rows of the fit, and weighted with the rest.
 
         Parameters
         ----------
@@ -1672,7 +1674,8 @@ class NGVIApproximation(Approximation):
             The new rows alone: observations by the name of the observed variable, or of its ``pm.Data``; the other
             ``pm.Data`` of these rows; and lists of labels by the name of a dim with coords, as `predict` takes them. An
             index into variables that have such a dim may be given by labels; labels that were not in the fit are new
-            levels. Data that are not named are those of the fit.
+            levels, which the verdict names. Data with a value for each row are required; others that are not named are
+            those of the fit.
         draws : int, default 4_000
             Independent draws that those of the posterior should be worth; at least 100.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
@@ -1681,8 +1684,8 @@ class NGVIApproximation(Approximation):
         Returns
         -------
         Updated
-            ``sample()``, ``summary()``, ``khat``, ``effective_sample_size``, ``is_reliable`` and ``doubts``, and
-            ``log_predictive_density`` of the new rows given those of the fit.
+            ``sample()``, ``summary()``, ``predict()``, ``khat``, ``effective_sample_size``, ``is_reliable`` and
+            ``doubts``, and ``log_predictive_density`` of the new rows given those of the fit.
 
         Raises
         ------
