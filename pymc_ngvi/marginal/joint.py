@@ -7,9 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-
-#: Parts of draws of equal weight.
-_N_PARTS = 8
+from pymc_ngvi.marginal.sampling import N_PARTS
 
 
 class JointDraws(NamedTuple):
@@ -30,7 +28,7 @@ class JointDraws(NamedTuple):
     def of_equal_weight(cls, theta: Array, worth: float = 1.0) -> "JointDraws":
         """Return draws that all weigh the same."""
         number = np.arange(len(theta))
-        return cls(theta, np.zeros(len(theta)), number, number % _N_PARTS, worth)
+        return cls(theta, np.zeros(len(theta)), number, number % N_PARTS, worth)
 
     def by_globals(self, log_weights: Array) -> Array:
         """Return the logarithms of weights of different globals, up to a constant: each that of all of its draws."""

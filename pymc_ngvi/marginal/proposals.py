@@ -8,7 +8,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.linalg import logsumexp, solve_lower
+from pymc_ngvi.core.linalg import TINY, logsumexp, solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.margins import Margins
@@ -141,7 +141,7 @@ def _fitted(y: Array, w: Array, df: float, k: int) -> StudentMixture:
         return mixture_of(mean[None], of_scale * root[None], df)
     # Components begin along the direction of most skewness.
     skewness = w @ solve_lower(root, np.ascontiguousarray((y - mean).T)).T ** 3
-    direction = root @ (skewness / (np.linalg.norm(skewness) + 1e-300))
+    direction = root @ (skewness / (np.linalg.norm(skewness) + TINY))
     means = mean + np.linspace(-1.0, 1.0, k)[:, None] * direction
     start = mixture_of(means, np.broadcast_to(np.sqrt(0.7) * root, (k, *root.shape)), df)
     return _by_em(y, w, start, (mean, cov), _LEAST_SHARE)
@@ -183,11 +183,11 @@ def _by_em(
         shares /= shares.sum()
         # Locations and scales from their draws, shrunk by as much as these are few.
         to_mean, to_cov = (means, factors @ factors.transpose(0, 2, 1)) if towards is None else towards
-        locations = (weight @ y) / np.maximum(weight.sum(axis=1), 1e-300)[:, None]
+        locations = (weight @ y) / np.maximum(weight.sum(axis=1), TINY)[:, None]
         apart = y - locations[:, None]
-        sizes = total**2 / np.maximum((responsibilities**2).sum(axis=1), 1e-300)
+        sizes = total**2 / np.maximum((responsibilities**2).sum(axis=1), TINY)
         of_cov, of_mean = (2.0 * p / (2.0 * p + sizes))[:, None, None], (1.0 / (1.0 + 0.2 * sizes))[:, None]
-        scatters = (weight[:, :, None] * apart).transpose(0, 2, 1) @ apart / np.maximum(total, 1e-300)[:, None, None]
+        scatters = (weight[:, :, None] * apart).transpose(0, 2, 1) @ apart / np.maximum(total, TINY)[:, None, None]
         means = (1.0 - of_mean) * locations + of_mean * to_mean
         factors = np.linalg.cholesky((1.0 - of_cov) * scatters + of_cov * to_cov)
     return StudentMixture(shares, means, factors, start.df)

@@ -426,8 +426,9 @@ class Sampler:
         g = [proposal.draws(n, self._rng) for proposal, n in parts]
         pairs = self._inside.pairs(np.concatenate(g), self._n_draws, self._rng)
         ends = np.cumsum([0, *map(len, g)])
-        for k, (proposal, _) in enumerate(parts):
-            self._rounds.append(_Round(proposal, g[k], pairs[ends[k] : ends[k + 1]], k > 0))
+        self._rounds += [
+            _Round(proposal, g[k], pairs[ends[k] : ends[k + 1]], k > 0) for k, (proposal, _) in enumerate(parts)
+        ]
 
     def _pooled(self) -> OutsideDraws:
         """Return all rounds as draws of the mixture of their proposals, without those where there is no fit."""

@@ -81,6 +81,11 @@ def tail_size(g: Array, weights: Array) -> float:
     return float(np.min(sizes))
 
 
+#: Interleaved parts of the draws of the globals, whose spread is the error of the normalising constant; and of draws of
+#: equal weight.
+N_PARTS = 8
+
+
 @stored("exact.pool")
 @dataclass(frozen=True, eq=False)
 class Pool:

@@ -25,15 +25,13 @@ from pymc_ngvi.marginal.proposals import Proposal
 from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import MOST
-from pymc_ngvi.marginal.sampling import Pool, by_neighbours, evenly_picked, picked, tail_size
+from pymc_ngvi.marginal.sampling import N_PARTS, Pool, by_neighbours, evenly_picked, picked, tail_size
 from pymc_ngvi.marginal.verdict import MOST_SHORT, Checks
 
 #: Draws of the globals on which candidates are judged.
 _N_JUDGED = 64
 #: Largest skewness of candidates.
 _MOST_SKEW = 1.5
-#: Interleaved parts of the draws of the globals, whose spread is the error of the normalising constant.
-_N_PARTS = 8
 #: Draws of a larger pool over those that are wanted: a part is from farther out.
 _MORE = 1.25
 #: What files keep.
@@ -42,7 +40,7 @@ _KEPT = ("pool", "pairs", "proposal", "ratios", "seed", "efficiency")
 
 def pool_of(g: Array, log_marginal: Array, log_density: Array) -> Pool:
     """Return a pool, of draws that are in an order in which neighbours are near each other."""
-    return Pool(g, log_marginal, log_density, np.arange(len(g)) % _N_PARTS)
+    return Pool(g, log_marginal, log_density, np.arange(len(g)) % N_PARTS)
 
 
 @stored("exact.state")

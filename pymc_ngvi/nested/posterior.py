@@ -26,6 +26,7 @@ from pymc_ngvi.families.matrices.sparse.precisions import Factors
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
 from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
+from pymc_ngvi.marginal.trees import pool_of
 from pymc_ngvi.nested.found import Drawn, Marginal
 from pymc_ngvi.nested.inside import Exploration, LatentInside, Uneven
 from pymc_ngvi.nested.log_marginal import LatentMarginal
@@ -88,9 +89,6 @@ class GaussianMarginal(Marginal):
 
 # --- latent variables given hyperparameters: draws that are kept, each with a weight ---
 
-#: Interleaved parts of the values of the hyperparameters, whose spread is the error of the normalising constant.
-_N_PARTS = 8
-
 
 @stored("nested.state")
 @dataclass(frozen=True, eq=False)
@@ -105,9 +103,8 @@ class Latents(GivenGlobals):
 
     def with_pool(self, globals_: NDArray[np.intp], locals_: NDArray[np.intp], gaussian: Any) -> PoolState:
         """Return the posterior, of these coordinates."""
-        pairs, n = self.pairs, len(self.pairs.g)
-        # Neighbours are in different parts.
-        pool = Pool(pairs.g, pairs.log_marginal, pairs.log_density, np.arange(n) % _N_PARTS)
+        pairs = self.pairs
+        pool = pool_of(pairs.g, pairs.log_marginal, pairs.log_density)
         return PoolState(pool, self, globals_, locals_, gaussian)
 
     # --- files ---
