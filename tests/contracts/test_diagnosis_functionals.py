@@ -136,7 +136,7 @@ def test_most_draws_may_drift_where_no_coordinate_does(normal):
     """All coordinates are wider by a sixth."""
     wide = diagnosed(normal, lambda z, u: 1.17 * z, 1)
     (reason,) = [r for r in wide.reasons if "joint density is off" in r]
-    assert "as draws are moved, more than 2.4" in reason
+    assert "as they are moved, more than 2.4" in reason
 
 
 def heavy(z, u):

@@ -328,9 +328,10 @@ class JointDrift:
         """Drift from which on it counts: less may come of errors of single coordinates that do not count."""
         return max(_MUCH * math.sqrt(0.5 * self.n_dim), _PER_COORDINATE * self.n_dim)
 
-    def is_much(self, drift: Elbo) -> bool:
-        """Tell whether a drift counts, also by its own error."""
-        return bool(abs(drift.value) > max(self.limit, _CERTAIN * drift.se))
+    @property
+    def is_much(self) -> bool:
+        """Whether log p of most draws drifts by much, also by its own error."""
+        return bool(abs(self.location.value) > max(self.limit, _CERTAIN * self.location.se))
 
     @property
     def _excess(self) -> int:
@@ -345,7 +346,7 @@ class JointDrift:
     @property
     def stands_out(self) -> bool:
         """Whether log p drifts by much."""
-        return self.has_minority or self.is_much(self.mean) or self.is_much(self.location)
+        return self.has_minority or self.is_much
 
     def in_words(self) -> str:
         """Return what was measured."""
