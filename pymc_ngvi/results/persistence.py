@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import uuid
 import warnings
 
@@ -58,7 +59,10 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 def write(tree: xr.DataTree, path: Path) -> None:
     """Write a tree to a path; what was there is replaced at the end, with its rights, or kept where writing fails."""
-    content = tree.to_netcdf(None, engine="h5netcdf")  # whole in memory: a full disk would end HDF5 and this process
+    dask = sys.modules.get("dask")
+    # Beside a client of Dask, xarray asks its cluster for a lock, by a name that a file in memory has not.
+    with contextlib.nullcontext() if dask is None else dask.config.set(scheduler="threads"):
+        content = tree.to_netcdf(None, engine="h5netcdf")  # in memory: a full disk would end HDF5, and this process
     beside = path.with_name(f".{uuid.uuid4().hex}")
     try:
         with beside.open("xb") as file:
