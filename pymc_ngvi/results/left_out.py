@@ -21,7 +21,7 @@ from pymc_ngvi.core.parts import DataParts, rows_of_set
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, smoothed
 from pymc_ngvi.core.refusal import NotApart
-from pymc_ngvi.core.sizes import HELD, MOST_NUMBERS, N_PREDICTED, N_SHOWN, seed_of
+from pymc_ngvi.core.sizes import AT_ONCE, HELD, MOST_NUMBERS, N_PREDICTED, N_SHOWN, seed_of
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
@@ -88,7 +88,7 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
 
 # --- cross-validation: parts of the data are left out ---
 
-#: Draws of a fit that was made again, which see tails.
+#: Draws of fits, which see tails; fewer where there are many rows.
 _N_OF_REFIT = 20_000
 #: Draws at least: fewer do not tell whether weights are good.
 _FEWEST_DRAWS = 2 * MIN_KHAT_DRAWS
@@ -127,8 +127,9 @@ def leave_out(
     parts = asked.parts
     masked = MaskedDensity(cast(LogDensity, posterior.density), elementwise)
     in_sample = _in_sample(posterior, elementwise, parts, rng)
-    found = _predictives(posterior, elementwise, masked, parts, N_SHOWN, rng)
-    scores, good = _scored(found, parts), khat_limit(len(found.log_weights))
+    n = int(np.clip(AT_ONCE // parts.out.shape[1], N_SHOWN, _N_OF_REFIT))
+    found = _predictives(posterior, elementwise, masked, parts, n, rng)
+    scores, good = _scored(found, parts), khat_limit(max(int(found.worth * len(found.log_weights)), MIN_KHAT_DRAWS))
     again: list[int] = [] if refit is None else np.unique(parts.part[~(scores[:, 2] <= good)]).tolist()
     if again and refit is not None:
         scores = _Refits(posterior, elementwise, masked, found, refit, good, rng).scored(parts, scores, again)
