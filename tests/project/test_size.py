@@ -8,14 +8,14 @@ import pytest
 from size import ROOT, count, sizes_of_rooms, total
 
 #: At most so many in the package. To add is to take away elsewhere; what has become smaller lowers its limit.
-LIMITS = {"statements": 33_300, "numbers": 1_345, "classes": 640, "functions of one statement": 1_580}
+LIMITS = {"statements": 33_100, "numbers": 1_345, "classes": 625, "functions of one statement": 1_528}
 #: Raised once: results lost the names that a rule of the type checker had asked for, so that two statements became one.
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "density": 6_092, "results": 5_896, "rows": 2_751, "marginal": 2_645, "families": 2_226, "fitting": 2_113,
-    "steps": 1_793, "core": 1_711, "graphs": 1_683, "reading": 1_261, "mixtures": 946, "nested": 777, "moves": 738,
-    "ops": 701, "many": 691, "reparam": 447, "": 324, "posteriors": 289, "estimators": 154, "updates": 61,
+    "density": 6_010, "results": 5_962, "rows": 2_697, "marginal": 2_545, "families": 2_224, "fitting": 2_095,
+    "core": 1_813, "steps": 1_777, "graphs": 1_677, "reading": 1_263, "mixtures": 939, "nested": 754, "moves": 711,
+    "ops": 688, "many": 676, "reparam": 440, "": 326, "posteriors": 291, "estimators": 149, "updates": 63,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
 OVERDRAFT = 0
