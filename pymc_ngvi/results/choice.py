@@ -25,7 +25,7 @@ from pymc_ngvi.core.sizes import POSTERIORS
 from pymc_ngvi.core.status import Elbo, NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
-from pymc_ngvi.core.verdict import Word
+from pymc_ngvi.core.verdict import Verdict, Word
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch
@@ -550,6 +550,8 @@ class Candidates[A: NGVIApproximation]:
             reason=str(reason.code),
             on_request=reason.on_request,
             elsewhere=tuple(str(r) for r in self._reasons if r.code is Reason.ELSEWHERE),
+            # Where it is the posterior, its importance weights were looked at.
+            judged=Verdict() if reason.code is Reason.SUPERFLUOUS else gaussian.record.judged,
         )
         return gaussian
 
