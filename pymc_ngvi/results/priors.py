@@ -527,7 +527,9 @@ class PriorSensitivity:
 
     def __str__(self) -> str:
         """Return the sentences, and the table."""
-        return "\n".join([*self.lines, "", self.table.to_string()])
+        return "\n".join(
+            [*self.lines, "", self.table.to_string(header=["prior", "+-", "likelihood", "+-", "diagnosis"])]
+        )
 
     __repr__ = __str__
 
