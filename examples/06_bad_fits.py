@@ -157,9 +157,9 @@ _ = axes[0, 0].legend(frameon=False, loc="upper left")
 # by hand. What is left is in the shape of log tau itself: it is skewed to the left, in any coordinates of the schools,
 # and a Gaussian in them is not.
 #
-# The verdicts go with the true answer. Standard deviations that are a third too small are found out; those that are off by
-# less than an eighth pass. `diagnose` is a screen, and what it says of drifts is the least by which q is off. k-hat alone
-# would tell less: it does not rank these fits, since it looks at the tails.
+# The verdicts go with the true answer. Standard deviations that are a third too small are found out; those that are off
+# by less than an eighth pass. `diagnose` is a screen, and what it says of drifts is the least by which q is off. k-hat
+# alone would tell less: it does not rank these fits, since it looks at the tails.
 #
 # ## The funnel
 #

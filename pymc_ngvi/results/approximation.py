@@ -1984,7 +1984,8 @@ class NGVIApproximation(Approximation):
             Ends in ``.nc``, ``.nc4``, ``.netcdf`` or ``.h5`` (netCDF-4).
         draws : int, optional
             Posterior draws, which ArviZ and xarray read without this package; 0 for none. Default: 1,000, or fewer of
-            more than 33,000 coordinates, of which 1,000 would take more than 256 MiB.
+            more than 33,000 coordinates, of which 1,000 would take more than 256 MiB; none of a fit that diverged, and
+            none where the data were changed.
         random_seed, resumable, **kwargs
             As of `to_datatree`.
 
@@ -1997,7 +1998,9 @@ class NGVIApproximation(Approximation):
         """
         checked = check_path(path)  # before anything is made
         if draws is None:
-            draws = min(N_PREDICTED, max(sizes.HELD // self.layout.n_dim, 1))
+            is_diverged = self.record is not None and self.record.status is Status.DIVERGED
+            most = min(N_PREDICTED, max(sizes.HELD // self.layout.n_dim, 1))
+            draws = 0 if is_diverged or self._data.changed() else most
         write(self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs), checked)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -42,6 +42,9 @@ from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
 from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
 from pymc_ngvi.results.structure import ModelStructure
 
+#: Effective draws for each dimension from which on their covariance is near enough to that of the posterior: where 400
+#: dimensions had 5, products of gradients came out 19 % short, and a path of exact draws drifted by 36 nats.
+_PER_DIM = 10.0
 #: Labels along an axis.
 type Labels = Sequence[str] | NDArray[np.generic]
 
@@ -609,8 +612,16 @@ class PoolDistribution(Distribution):
         return stats, attrs
 
     def plan(self, density: ModelDensity) -> MovePlan:
-        """Move draws in coordinates whitened by the Gaussian fit."""
-        return MovePlan(density, self.gaussian, lambda draws: draws)
+        """Move draws in coordinates whitened by the Gaussian fit, or by scales alone where these draws have made it.
+
+        Draws are nearer to their own covariance than to the posterior's, unless there are many more than dimensions: in
+        coordinates that it whitens, they would drift although they are the posterior's.
+        """
+        q, whitens = self.q, self.gaussian
+        is_own = q.rest.is_nested and np.array_equal(whitens.mean(), q.mean())
+        if is_own and q.effective_size < _PER_DIM * q.n_dim:
+            whitens = DiagonalState.from_scale(q.mean(), q.sd())
+        return MovePlan(density, whitens, lambda draws: draws)
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluating log p."""

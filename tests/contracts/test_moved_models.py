@@ -14,6 +14,7 @@ import pymc_ngvi
 
 from pymc_ngvi import NotExactError, fit_ngvi
 from pymc_ngvi.posteriors.plan import Decision
+from pymc_ngvi.results.persistence import sealed
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -260,6 +261,6 @@ def test_arrays_that_do_not_go_together(name):
     key = f"q.content.{name}"
     short = group[key].values[:-1]
     dims = ("u", "v", "w")[: short.ndim]
-    tree["approximation"] = xr.DataTree(group.drop_vars(key).assign({key: (dims, short)}))
+    tree["approximation"] = xr.DataTree(sealed(group.drop_vars(key).assign({key: (dims, short)})))
     with pytest.raises(ValueError, match=r"is damaged: .*do not go together"):
         pymc_ngvi.load(tree, overdispersed())

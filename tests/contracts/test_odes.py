@@ -12,7 +12,6 @@ from pymc_ngvi import LogDensity
 from pymc_ngvi.graphs import odes
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.rows.programs.writer import CannotFollow
-from pymc_ngvi.steps.adaptive import Conditioned
 
 TIMES = (0.5, 1.0, 2.5)
 OBSERVED = np.array([[1.2, 0.8], [1.3, 0.9], [0.9, 1.4]])
@@ -174,19 +173,6 @@ def test_data_may_be_read_by_time(rng):
         np.testing.assert_allclose(first[:, 0], np.column_stack([-2.0 * p * y, -(y**2)]), rtol=1e-14)
         expected = [[-2.0 * p, -2.0 * y], [-2.0 * y, 0.0 * y]]
         np.testing.assert_allclose(second[:, 0], np.moveaxis(np.array(expected), 2, 0), rtol=1e-14, atol=1e-15)
-
-
-def test_hessians_given_some_coordinates_take_one_integration_for_all_sets_of_draws(integrations, rng):
-    density = LogDensity(predator_model())
-    index, one = np.array([1]), np.ones(1)
-    draws = [density.initial_point() + 0.1 * rng.standard_normal((2, density.n_dim)) for _ in range(3)]
-    given = Conditioned(density, index, 0.1 * one, one)
-    axes = np.eye(density.n_dim)
-    expected = [given.mean_hessian(theta).products(axes) for theta in draws]
-    integrations.clear()
-    found = [hessian.products(axes) for hessian in given.mean_hessians(draws)]
-    assert len(integrations) == 1
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)  # steps of the integration are others
 
 
 def test_nothing_is_compiled_for_equations():

@@ -318,3 +318,21 @@ def test_all_reports_have_the_same_verdict(name, tmp_path):
     if n:
         found = pymc_ngvi.fit_many(model, [{"y_data": y}], judge=True, random_seed=1, progressbar=False, **options)
         assert found.dataset.verdict.item() in words
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_draws_do_not_drift_in_coordinates_that_they_have_made(seed):
+    """Of 400 dimensions, the covariance of 2,000 draws is nearer to these than to the posterior, which they are of.
+
+    By a hidden Markov model on a fine grid, the log of the step has mean -1.9471 and standard deviation 0.2240.
+    """
+    rng = np.random.default_rng(3)
+    log_variance = np.cumsum(rng.normal(0.0, 0.15, 400))
+    with pm.Model():
+        step = pm.Exponential("step", 10.0)
+        path = pm.GaussianRandomWalk("path", sigma=step, init_dist=pm.Normal.dist(0.0, 3.0), shape=400)
+        pm.Normal("y", 0.0, pm.math.exp(path / 2.0), observed=np.exp(log_variance / 2.0) * rng.normal(size=400))
+        approx = pm.fit(method="ngvi", random_seed=seed, progressbar=False)
+    assert approx.diagnose().verdict == "exact"
+    assert abs(float(approx.mean_data["step_log__"]) + 1.9471) < 4.0 * 0.2240 / np.sqrt(140.0)
+    assert abs(float(approx.std_data["step_log__"]) / 0.2240 - 1.0) < 4.0 / np.sqrt(2.0 * 140.0)
