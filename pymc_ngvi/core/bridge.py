@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import Array
@@ -31,12 +33,17 @@ class Estimate(NamedTuple):
     khat: float = -np.inf
 
 
-def log_mean(log_values: Array, log_weights: Array, worth: float = 1.0) -> Estimate:
-    """Return the log of a weighted mean; each draw is worth so many independent ones."""
+def log_mean(
+    log_values: Array, log_weights: Array, worth: float = 1.0, part: NDArray[np.intp] | None = None
+) -> Estimate:
+    """Return the log of a weighted mean; each draw is worth so many independent ones, or only parts are independent."""
     log_weights = log_weights - logsumexp(log_weights)
     value = logsumexp(log_weights + log_values)
     with np.errstate(over="ignore", invalid="ignore"):
         moved = np.exp(log_weights + log_values - value) - np.exp(log_weights)
+        if part is not None:
+            moved = np.bincount(np.unique(part, return_inverse=True)[1], moved)
+            moved = moved * np.sqrt(len(moved) / (len(moved) - 1.0)) if len(moved) > 1 else np.full(1, np.inf)
     return Estimate(float(value), float(np.sqrt(moved @ moved / worth)), smoothed(log_weights + log_values)[1])
 
 

@@ -23,6 +23,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.special import softmax
 
+from pymc_ngvi.core.bridge import log_mean
 from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened
 from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat, weigh
@@ -212,21 +213,6 @@ def _unpickled[T](cls: type[T], content: bytes) -> T:
 def _effective(draws: JointDraws, log_weights: Array) -> float:
     """Return how many independent draws weighted ones are worth; where globals repeat, how many of these."""
     return min(draws.worth * effective_size(log_weights), effective_size(draws.by_globals(log_weights)))
-
-
-def log_mean(draws: JointDraws, log_ratio: Array) -> tuple[float, float]:
-    """Return the logarithm of a weighted mean of exponentials, and its standard error, from independent parts."""
-    _, number = np.unique(draws.part, return_inverse=True)
-    sums, logs = [], []
-    for log_weights in (draws.log_weights, draws.log_weights + log_ratio):
-        top = float(log_weights.max())
-        of_part = np.bincount(number, np.exp(log_weights - top))
-        sums.append(of_part / of_part.sum())
-        logs.append(np.log(of_part.sum()) + top)
-    before, after = sums
-    k = len(before)
-    error = float(np.sqrt(np.sum((after - before) ** 2) * k / (k - 1))) if k > 1 else np.inf
-    return float(logs[1] - logs[0]), error
 
 
 def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
@@ -440,7 +426,7 @@ class Reweighted(JudgedDraws):
             raise ValueError(f"There is no marginal likelihood: {'; '.join(reasons)}.")
         if not self.weights_help:
             raise ValueError(f"There is no marginal likelihood to be relied on. {self.sentence}")
-        return LogMarginalLikelihood(*log_mean(self.draws, self.log_ratio))
+        return LogMarginalLikelihood(*log_mean(self.log_ratio, self.draws.log_weights, part=self.draws.part)[:2])
 
     @functools.cached_property
     def log_marginal_likelihood(self) -> LogMarginalLikelihood:
@@ -1206,7 +1192,7 @@ class Updated(JudgedDraws):
         """
         if not self.weights_help:
             raise ValueError(f"There is no density to be relied on. {self.sentence}")
-        value, se = log_mean(self.draws, self.log_ratio)
+        value, se, _ = log_mean(self.log_ratio, self.draws.log_weights, part=self.draws.part)
         state = with_trees(getattr(self.posterior.distribution, "q", None))
         if state is None or not len(self.of_known) or self.rows.has_known_discrete:
             return LogMarginalLikelihood(value, se)

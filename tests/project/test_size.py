@@ -13,9 +13,9 @@ LIMITS = {"statements": 33_100, "numbers": 1_345, "classes": 625, "functions of 
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "density": 6_009, "results": 5_968, "rows": 2_696, "marginal": 2_544, "families": 2_223, "fitting": 2_094,
-    "core": 1_812, "steps": 1_776, "graphs": 1_676, "reading": 1_262, "mixtures": 938, "nested": 753, "moves": 710,
-    "ops": 687, "many": 675, "reparam": 439, "": 325, "posteriors": 290, "estimators": 148, "updates": 62,
+    "density": 6_010, "results": 5_958, "rows": 2_697, "marginal": 2_545, "families": 2_224, "fitting": 2_095,
+    "core": 1_817, "steps": 1_777, "graphs": 1_677, "reading": 1_263, "mixtures": 939, "nested": 754, "moves": 711,
+    "ops": 688, "many": 676, "reparam": 440, "": 326, "posteriors": 291, "estimators": 149, "updates": 63,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
 OVERDRAFT = 0
