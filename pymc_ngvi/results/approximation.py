@@ -993,8 +993,6 @@ class NGVIApproximation(Approximation):
         found = cls(made.density, q, random_seed=seed, include_transformed=self.include_transformed)
         record = record_of_pool(made.density, made.state, Elbo(np.nan, np.nan), seed, 0.0)
         found.record = replace(record, kind=made.state.kind, judged=replace(made.checks, is_tested=True))
-        if made.data is not None:
-            found._data = made.data
         return found
 
     # --- exact ---

@@ -25,21 +25,7 @@ from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import Posterior, one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.sampling import Names, narrow
 from pymc_ngvi.results.summary import Planned, imported, paragraphs
-from pymc_ngvi.results.weighted import Weighted, joint_draws, weighted
-
-
-class ElsewhereDensity:
-    """Log p of data in shards or batches, whose models can't be given other priors: only draws and rows are of use."""
-
-    why_in_part = "its priors are others than those of the models of its data"
-
-    def __init__(self, density: ModelDensity) -> None:
-        self._density = density
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_density":  # of a copy that has no attributes yet
-            raise AttributeError(name)
-        return getattr(self._density, name)
+from pymc_ngvi.results.weighted import ElsewhereDensity, Weighted, joint_draws, weighted
 
 
 def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng: np.random.Generator) -> Weighted:
@@ -57,7 +43,7 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
         doubts = (*new.missed(made.theta, before, weights, seed_of(rng)), *doubts)
         if old.is_sharded or old.is_streamed:
             where = "shards that are built with" if old.is_sharded else "the stream with a model that has"
-            density: Any = ElsewhereDensity(old)
+            density: Any = ElsewhereDensity(old, "its priors are others than those of the models of its data")
             cure = f"Fit {where} these priors."
         else:
             density = LogDensity(new.changed_model, backend=old.backend)

@@ -39,9 +39,8 @@ from pymc_ngvi.marginal.new_rows import (
 from pymc_ngvi.marginal.sampling import evenly_picked
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.results.distributions import Posterior
-from pymc_ngvi.results.persistence import SavedData
 from pymc_ngvi.results.predictions import Given, NewData, Treatments, checked_dict, given_new_data
-from pymc_ngvi.results.weighted import Weighted, joint_draws, weighted
+from pymc_ngvi.results.weighted import ElsewhereDensity, Weighted, joint_draws, weighted
 
 # --- new rows of a model, checked, and their log densities at draws of the posterior ---
 
@@ -577,16 +576,18 @@ def updated(
             made = JointDraws(*kept, min(1.0, step * made.worth))
         rows.point = made.theta[made.log_weights.argmax()][None]
         rows.check_possible(made.theta)
-        log_ratio, theta, values, of_rows = _with_rows(posterior, rows, made, rng)
+        log_ratio, known, of_known, values, of_rows = _with_rows(posterior, rows, made, rng)
         if not np.isfinite(made.log_weights + log_ratio).any():
             raise ValueError(f"The new rows are impossible together at all draws of the posterior. {_FIT_AGAIN}")
-        made = made._replace(theta=theta)
-        density, data, moved = _with_all_rows(posterior, rows, values, theta)
+        made = made._replace(theta=known.theta)
+        density, moved = _with_all_rows(posterior, rows, values, known.theta)
     result = weighted(
         posterior, made, log_ratio, f"Posterior with {_named(rows)}.", (*of_rows, *doubts), _FIT_AGAIN, density, draws,
-        moved, data,
+        moved,
     )  # fmt: skip
-    change = functools.partial(_log_density_of, posterior, rows, made, log_ratio, seed_of(rng))
+    change = functools.partial(
+        _log_density_of, posterior, rows, made, log_ratio, of_known, known.log_ratio, seed_of(rng)
+    )
     return result, change
 
 
@@ -598,24 +599,24 @@ def _named(rows: NewRows) -> str:
     return ", ".join([said, *(f"new levels of {dim!r} {listed(found)}" for dim, found in levels.items() if found)])
 
 
-def _log_density_of(posterior: Posterior, rows: NewRows, made: JointDraws, log_ratio: Array, seed: int) -> Estimate:
-    """Return the log density of new rows given those of the fit."""
+def _log_density_of(
+    posterior: Posterior, rows: NewRows, made: JointDraws, log_ratio: Array, of_known: Ints, log_known: Array, seed: int
+) -> Estimate:
+    """Return the log density of new rows given those of the fit; that of those which depend on nothing new is known."""
     found, state = log_mean(log_ratio, made.log_weights, part=made.part), with_trees(posterior.distribution.q)
-    depends = rows_on_new(rows)[0] if rows.grown else sparse.csr_array((rows.n_rows, 0))
-    of_known = np.flatnonzero(np.diff(depends.indptr) == 0)
     if state is None or not len(of_known) or rows.has_known_discrete:
         return found
     # Groups are known by their moments: what that moves is told by their integrals at some draws.
     weights, rng = np.exp(weigh(made.reweighted(log_ratio).log_weights)[0]), np.random.default_rng(seed)
-    theta = made.theta[evenly_picked(weights, _N_AGAIN, rng.random())]
+    some = evenly_picked(weights, _N_AGAIN, rng.random())
     logp = functools.partial(_log_densities, rows, of_known)
     with posterior.with_data_of_fit():
         has_rows = not posterior.changed_data()
         try:
-            log_known = with_new_rows(theta, state, logp).log_ratio
-            ratio = np.exp(integrated_again(theta, state, logp, has_rows=has_rows) - log_known)
+            again = integrated_again(made.theta[some], state, logp, has_rows=has_rows)
         except CoupledRows:  # which were weighted
             return found
+    ratio = np.exp(again - log_known[some])
     mean, error = float(ratio.mean()), float(ratio.std()) / math.sqrt(len(ratio))
     if not has_rows:
         return found._replace(se=math.hypot(found.se, math.log(mean)))
@@ -630,9 +631,14 @@ class _AllRows:
 
     def __init__(self, rows: NewRows, *, has_rows: bool) -> None:
         self._rows, self._new, self._has_rows = rows, rows.new, has_rows
-        #: Dims along which there are rows, and lengths that these had.
-        self._dims = {dim for name in rows.observed for dim in self._new.dims(name)[:1] if dim is not None}
+        #: Lengths that rows had, and dims along which there are rows: not those of levels, into which data index.
         self._lengths = {shape[0] for shape in rows.shapes.values() if shape}
+        levels = set[str]().union(*(indexed_axes(self._new.model, name)[0] for name in self._new.arrays))
+        of_data = [
+            name for name in self._new.arrays if self._new.before(name).shape[:1] in {(n,) for n in self._lengths}
+        ]
+        of_rows = {dim for name in [*rows.observed, *of_data] for dim in self._new.dims(name)[:1]} - levels
+        self._dims = {dim for dim in of_rows if dim is not None}
         self._labels = {dim: self._all_labels(dim, labels) for dim, labels in self._new.labels.items()}
         for dim in self._dims & self._new.of_fit.keys():
             self._labels.setdefault(dim, self._all_labels(dim, []))
@@ -641,7 +647,7 @@ class _AllRows:
         """Return the labels along a dim; rows that have none, or those of others, are numbered."""
         known = self._new.of_fit.get(dim, []) if self._has_rows else []
         found = [*known, *(label for label in labels if label not in set(known))]
-        n = len(known) + self._rows.n_along(dim)
+        n = len(known) + self._new.lengths.get(dim, self._rows.n_along(dim))
         return list(range(n)) if dim in self._dims and len(found) != n else found
 
     def model(self) -> pm.Model:
@@ -693,14 +699,15 @@ class _AllRows:
 
 def _with_all_rows(
     posterior: Posterior, rows: NewRows, values: Values, theta: Array
-) -> tuple[ModelDensity, Any, Array | None]:
-    """Return log p given all rows, data that tell where rows of the fit are missing, and draws in its coordinates."""
+) -> tuple[ModelDensity, Array | None]:
+    """Return log p given all rows, or those that are there, and draws in its coordinates."""
     has_rows = not (posterior.changed_data() or posterior.density.why_in_part or posterior.density.is_streamed)
     every = _AllRows(rows, has_rows=has_rows)
-    density = LogDensity(every.model(), backend=posterior.density.backend)
-    data = None if has_rows else SavedData(density.model, {})
+    density: Any = LogDensity(every.model(), backend=posterior.density.backend)
+    if not has_rows:
+        density = ElsewhereDensity(density, "the rows of the fit are not there")
     if has_rows and density.layout.variables == posterior.layout.variables:
-        return density, data, None
+        return density, None
     old, free = {v.name: v for v in posterior.layout.variables}, rows.free(theta)
     result, grown = np.empty((len(theta), density.n_dim)), []
     for v in density.layout.variables:
@@ -709,12 +716,12 @@ def _with_all_rows(
             continue
         grown.append(v.name)
         free[v.name] = every.joined(rows.new.dims(v.name), free[v.name], values[v.name])
-    return density, data, unconstrained(density, grown, free, result)
+    return density, unconstrained(density, grown, free, result)
 
 
 def _with_rows(
     posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.random.Generator
-) -> tuple[Array, Array, Values, tuple[str, ...]]:
+) -> tuple[Array, WithNewRows, Ints, Values, tuple[str, ...]]:
     """Return what new rows say of each draw, where it is then, with what was not in the fit, and what is doubtful."""
     depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
@@ -733,7 +740,7 @@ def _with_rows(
         if variance > _NOISE:
             doubts.append("the densities of rows of new levels are known from few candidates")
     log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
-    return log_ratio, known.theta, rows.known(free, drawn), tuple(doubts)
+    return log_ratio, known, of_known, rows.known(free, drawn), tuple(doubts)
 
 
 def _with_known_rows(

@@ -4,7 +4,7 @@ import math
 import warnings
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from pymc_ngvi.core.psis import Weights, khat_limit, weigh
 from pymc_ngvi.core.sizes import MOST_NUMBERS, N_SHOWN
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.pooled import PoolState
@@ -33,6 +32,18 @@ _NO_DIGITS = 1e9
 _RICHER = "Fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
 
 
+class ElsewhereDensity:
+    """Log p that is that of other draws: only rows and data of its model are of use."""
+
+    def __init__(self, density: ModelDensity, why_in_part: str) -> None:
+        self._density, self.why_in_part = density, why_in_part
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_density":  # of a copy that has no attributes yet
+            raise AttributeError(name)
+        return getattr(self._density, name)
+
+
 class Weighted(NamedTuple):
     """A posterior that is weighted draws of another one."""
 
@@ -42,8 +53,6 @@ class Weighted(NamedTuple):
     log_ratio: Array
     #: Of the marginal likelihoods.
     change: Estimate
-    #: The data that it was found with, where the model has others.
-    data: DataSnapshot | None = None
     #: Why marginal likelihoods can't be compared, in clauses.
     improper: Sequence[str] = ()
 
@@ -57,7 +66,7 @@ class Weighted(NamedTuple):
 
 def weighted(
     posterior: Posterior, made: JointDraws, log_ratio: Array, what: str, doubts: Sequence[str], cure: str,
-    density: ModelDensity, n_wanted: int, theta: Array | None = None, data: DataSnapshot | None = None,
+    density: ModelDensity, n_wanted: int, theta: Array | None = None,
 ) -> Weighted:  # fmt: skip
     """Return the posterior that draws have with other weights; warn where they can't be relied on.
 
@@ -76,15 +85,14 @@ def weighted(
     before = q.q if isinstance(q.q, PoolState) else None
     mass = change if checks.weights_help and before is not None else Estimate(math.nan, math.nan)
     rest, plan = WeightedDraws(checks, mass, before), q.plan(posterior.density)
-    pool = rest.pool_of(new if theta is None else new._replace(theta=theta))
+    whole = new if theta is None else new._replace(theta=theta)
+    pool = rest.pool_of(whole.reweighted(np.where(np.isfinite(whole.theta).all(axis=1), 0.0, -np.inf)))
     if theta is None and plan.transform is None:
-        return Weighted(
-            density, rest.with_pool(pool, plan.gaussian, getattr(q.q, "others", ())), log_ratio, change, data
-        )
+        return Weighted(density, rest.with_pool(pool, plan.gaussian, getattr(q.q, "others", ())), log_ratio, change)
     weights = pool.weights()[0]
     mean = weights @ pool.g
     gaussian = DiagonalState.from_scale(mean, np.sqrt(weights @ (pool.g - mean) ** 2))
-    return Weighted(density, rest.with_pool(pool, gaussian), log_ratio, change, data)
+    return Weighted(density, rest.with_pool(pool, gaussian), log_ratio, change)
 
 
 def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: str = "corrected()") -> Weighted:
