@@ -6,7 +6,7 @@ import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pymc as pm
@@ -294,6 +294,12 @@ def _not_settable(model: pm.Model, name: object, data: list[str]) -> str:
 Groups = Literal["known", "new", "average"]
 
 
+def check_groups(groups: Groups) -> None:
+    """Raise ValueError for another word."""
+    if groups not in get_args(Groups):
+        raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
+
+
 @dataclass(frozen=True)
 class _Axis:
     """Where the elements of an axis were in the fit: their positions then, -1 for new ones."""
@@ -546,8 +552,11 @@ def predictions_at(
     var_names: str | Sequence[str] | None,
     random_seed: int,
     effects: frozenset[str] | None = None,
+    *,
+    means: bool = False,
 ) -> xr.DataTree:
     """Return predictions at unconstrained draws, (n_draws, n_dim); ``effects`` are those of groups, where known."""
+    check_groups(groups)
     if posterior.density.is_sharded:
         raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
     with posterior.with_data_of_fit():
@@ -582,7 +591,10 @@ def predictions_at(
                 "leave it out."
             )
         function, known = given_new_data(
-            lambda: graph.compiled(names, treatments, len(theta)), new, needed_data, "What {} can't be told."
+            lambda: graph.compiled(names, treatments, len(theta), means=means),
+            new,
+            needed_data,
+            "What {} can't be told.",
         )
         function.reseed(random_seed)
         values = given_new_data(
@@ -647,9 +659,10 @@ def tree_of(new: NewData, values: Mapping[str, AnyArray], data: Sequence[str], s
     for name, array in values.items():
         dims, coords = _axes_of(new, name, array.shape[1:])
         coords |= {"chain": np.zeros(1, dtype=int), "draw": np.arange(len(array))}
-        predictions[name] = xr.DataArray(
-            array[None].astype(new.model[name].type.dtype, copy=False), dims=("chain", "draw", *dims), coords=coords
-        )
+        dtype = np.dtype(new.model[name].type.dtype)
+        if not (dtype.kind != "f" and array.dtype.kind == "f"):  # as the mean of a count is
+            array = array.astype(dtype, copy=False)
+        predictions[name] = xr.DataArray(array[None], dims=("chain", "draw", *dims), coords=coords)
     constant = {}
     for name in data:
         array = new.arrays[name] if name in new.arrays else new.before(name)
@@ -807,6 +820,7 @@ def predict_bambi(
     Bambi computes them for levels that it knows, one new level of each factor at a time: with the effects of the new
     level for those of the known ones.
     """
+    check_groups(groups)
     if not hasattr(frame, "columns"):
         raise TypeError(f"For a Bambi model, new_data should be a DataFrame; got {shortened(frame)}.")
     if not getattr(model, "built", False) or model.backend is None:

@@ -47,6 +47,7 @@ from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import picked
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.reading.roles import top_level_priors
+from pymc_ngvi.results.contrasts import Settings, averages
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import Distribution, Notes, Posterior, one_chain, to_datatree, to_multitrace
 from pymc_ngvi.results.left_out import LogMarginalLikelihood, log_marginal_likelihood
@@ -171,7 +172,27 @@ class JudgedDraws:
         """
         rng = self._generator(random_seed)
         theta = self._weighted.draw(check_draws(draws), rng)
-        made = predictions_at(self.posterior, theta, new_data, groups, var_names, seed_of(rng))
+        return self._predicted(theta, new_data, groups, var_names, seed_of(rng))
+
+    def average_predictions(
+        self, at: Settings | None = None, *, slope: str | None = None, by: str | Sequence[str] = (),
+        new_data: Given | None = None, draws: int = N_SHOWN, groups: Groups = "known", var_names: Names = None,
+        random_seed: Seed = None,
+    ) -> xr.Dataset:  # fmt: skip
+        """Return averages of the expected response; see `NGVIApproximation.average_predictions`."""
+        rng = self._generator(random_seed)
+        theta = self._weighted.draw(check_draws(draws), rng)
+        seed = seed_of(rng)
+
+        def predict(given: Given) -> xr.DataTree:
+            return self._predicted(theta, given, groups, var_names, seed, means=True)
+
+        return averages(self.posterior, predict, at, slope, by, new_data)
+
+    def _predicted(
+        self, theta: Array, new_data: Given | None, groups: Groups, var_names: Names, seed: int, *, means: bool = False
+    ) -> xr.DataTree:
+        made = predictions_at(self.posterior, theta, new_data, groups, var_names, seed, means=means)
         said = made["predictions"].attrs
         drawn = {name for key in ("drawn_from_prior", "averaged") for name in said.get(key, "").split(", ")}
         if stale := sorted(drawn & self._stale):
