@@ -437,7 +437,7 @@ class PredictiveGraph:
             try:
                 done[rv] = expected(done[rv])
             except NotImplementedError as error:
-                said = f"{error}; a Deterministic can be named in its place, as var_names"
+                said = f"{str(error).rstrip('.')}; a Deterministic can be named in its place, as var_names"
                 raise NotImplementedError(f"the mean of {rv.name!r} is ({said})") from error
         return [done[v] if v in done else next(replaced) for v in others]
 

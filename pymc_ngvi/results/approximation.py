@@ -1555,8 +1555,8 @@ class NGVIApproximation(Approximation):
         rng, posterior, theta = self._to_predict(draws, random_seed)
         seed = seed_of(rng)
 
-        def predict(given: Given) -> xr.DataTree:
-            return predictions_at(posterior, theta, given, groups, var_names, seed, means=True)
+        def predict(values: Given) -> xr.DataTree:
+            return predictions_at(posterior, theta, new_data, groups, var_names, seed, at=values)
 
         return averages(posterior, predict, at, slope, by, new_data)
 

@@ -13,10 +13,11 @@ from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.predictive import indexed_axes
 from pymc_ngvi.results.distributions import Posterior
-from pymc_ngvi.results.predictions import Given, NewData, plain_array, tree_of
+from pymc_ngvi.results.predictions import Given, NewData, not_settable, plain_array, tree_of
 
 #: Values that data are set to, one after the other: by label, or as they are.
 type Settings = Mapping[str, ArrayLike | Mapping[Any, ArrayLike]]
+#: Predictions with some data set to arrays.
 type Predict = Callable[[Given], xr.DataTree]
 
 
@@ -33,9 +34,10 @@ def averages(
     with posterior.with_data_of_fit():
         rows = NewData.of(posterior.density.given, posterior.layout.coords, new_data)
         data = [v.name for v in rows.model.data_vars if hasattr(v, "get_value")]
-        for option, names in {"at": list(at or ()), "slope": [] if slope is None else [slope]}.items():
-            if names:
-                checked_names(names, data, "which is no pm.Data", option)
+        for option, names in {"at": at or (), "slope": () if slope is None else (slope,)}.items():
+            for name in names:
+                if name not in data:
+                    raise ValueError(not_settable(rows.model, name, data, option))
         settings = {name: _settings(rows, name, values) for name, values in (at or {}).items()}
         if both := sorted(settings.keys() & set(by)):
             raise ValueError(f"{quoted(both)}, in by, is set to values by at: averages have it as a dim as it is.")
@@ -57,7 +59,7 @@ def averages(
             found = [on_grid({**given, name: array}, others) for array in arrays]
             return xr.concat(found, dim=xr.DataArray(labels, dims=name, name=name))
 
-        return on_grid(new_data or {}, list(settings)).transpose("chain", "draw", ...)
+        return on_grid({}, list(settings)).transpose("chain", "draw", ...)
 
 
 def _data(rows: NewData, name: str) -> AnyArray:
@@ -100,7 +102,10 @@ def _average(predictions: xr.DataArray, by: Sequence[str], indicators: Sequence[
                 f"It can't be told along which dim of {predictions.name!r}, {own}, the rows of {name!r} are."
             )
         weights = weights * of_rows.rename({dim: along[0]})
-    return predictions.weighted(weights).mean([d for d in own if d not in by])
+    over = [d for d in own if d not in by]
+    rows = [d for d in over if d in weights.dims]
+    of_groups = xr.dot(predictions, weights / weights.sum(rows), dim=rows, optimize=True)
+    return of_groups.mean([d for d in over if d not in rows])
 
 
 def _slopes(rows: NewData, name: str, given: Given, averaged: Callable[[Given], xr.Dataset]) -> xr.Dataset:

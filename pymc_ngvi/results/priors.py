@@ -184,15 +184,15 @@ class JudgedDraws:
         theta = self._weighted.draw(check_draws(draws), rng)
         seed = seed_of(rng)
 
-        def predict(given: Given) -> xr.DataTree:
-            return self._predicted(theta, given, groups, var_names, seed, means=True)
+        def predict(values: Given) -> xr.DataTree:
+            return self._predicted(theta, new_data, groups, var_names, seed, at=values)
 
         return averages(self.posterior, predict, at, slope, by, new_data)
 
     def _predicted(
-        self, theta: Array, new_data: Given | None, groups: Groups, var_names: Names, seed: int, *, means: bool = False
+        self, theta: Array, new_data: Given | None, groups: Groups, var_names: Names, seed: int, at: Given | None = None
     ) -> xr.DataTree:
-        made = predictions_at(self.posterior, theta, new_data, groups, var_names, seed, means=means)
+        made = predictions_at(self.posterior, theta, new_data, groups, var_names, seed, at=at)
         said = made["predictions"].attrs
         drawn = {name for key in ("drawn_from_prior", "averaged") for name in said.get(key, "").split(", ")}
         if stale := sorted(drawn & self._stale):
@@ -690,7 +690,9 @@ class NewRows:
         self.new.check_indices({name: of.shape[1:] for name, of in one.items()})
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
-        self._treatments = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {}).of(needed)
+        self._treatments = Treatments(posterior, self._graph, self.new, self.new, "new", frozenset(), numbers, {}).of(
+            needed
+        )
         self._treatments |= {name: Treatment(size=self._rows_of(name)) for name in self.observed}
         self.has_known_discrete = any(self._treatments[name].known is not None for name in self._discrete)
         self._check_priors()

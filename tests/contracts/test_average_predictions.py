@@ -152,6 +152,25 @@ def test_a_matrix_has_a_slope_for_each_column():
     )
 
 
+@pytest.mark.parametrize("dims", [None, "day"])
+def test_rows_with_other_covariates_stay_the_rows_that_they_are(dims):
+    """So that values of a walk, and effects of rows, are those of the fit; in `predict` they would be of other rows."""
+    rng = np.random.default_rng(5)
+    with pm.Model(coords={"day": range(20)} if dims else {}) as model:
+        x = pm.Data("x", rng.normal(size=20), dims=dims)
+        walk = pm.GaussianRandomWalk("walk", sigma=0.3, init_dist=pm.Normal.dist(), dims=dims, shape=20)
+        own, b = pm.Normal("own", shape=20), pm.Normal("b")
+        pm.Poisson("y", pm.math.exp(walk + own + b * x), observed=rng.poisson(1, size=20), dims=dims)
+    approx = approximation(model)
+    walk, own, b = draws(approx, "walk", "own", "b")
+    found = averages(approx, {"x": 1.0})["y"].values[0, :, 0]
+    np.testing.assert_allclose(found, np.exp(walk + own + b[:, None]).mean(axis=1), rtol=1e-10)
+    with pytest.raises(ValueError, match="depend on each other"):
+        approx.predict({"x": np.ones(20)})
+    with pytest.raises(ValueError, match="depend on each other"):
+        averages(approx, {"x": 1.0}, new_data={"x": np.zeros(20)})
+
+
 # --- what is averaged ---
 
 MEANS = {
@@ -272,8 +291,9 @@ def test_other_priors_have_them(logistic):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"at": {"z": [1.0]}}, r"at has 'z', which is no pm\.Data: Valid: 'x', 'school_of'"),
-        ({"slope": "z"}, r"slope has 'z', which is no pm\.Data"),
+        ({"at": {"z": [1.0]}}, r"at has 'z', which the model has not: Valid: 'x', 'school_of'"),
+        ({"at": {"school": ["north"]}}, r"at has 'school', which is no pm\.Data\. Those of the model are"),
+        ({"slope": "y"}, r"slope has 'y', which is observed"),
         ({"slope": "school_of"}, r"'school_of' are whole numbers, and have no slope"),
         ({"by": "z"}, r"by has 'z', which is neither a dim of what is predicted nor pm\.Data: Valid: 'y_dim_0', 'x'"),
         ({"at": {"x": [1.0]}, "by": "x"}, r"'x', in by, is set to values by at"),
