@@ -164,7 +164,7 @@ def expected(rv: Variable) -> Variable:
     if isinstance(rv.owner.op, ZeroSumNormalRV):
         return pt.zeros_like(rv)
     try:
-        return pt.broadcast_to(pt.cast(mean(rv), rv.type.dtype), rv.shape)
+        return pt.broadcast_to(mean(rv), rv.shape)
     except (NotImplementedError, UndefinedMomentException) as error:
         raise NotImplementedError(str(error)) from error
 
@@ -379,10 +379,13 @@ class PredictiveGraph:
         return _evaluated(graph_replace(values, self._new, strict=False))
 
     def compiled(
-        self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int
+        self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int, *, means: bool = False
     ) -> tuple[OnDraws, Array]:
-        """Return the function of the named variables, and the draws of what is known at which to evaluate it."""
-        return self._over_draws(treatments, n_draws, lambda parts: self._outputs(names, treatments, parts))
+        """Return the function of the named variables, and the draws of what is known at which to evaluate it.
+
+        ``means`` has the mean of an observed variable, given its parents, in the place of draws of it.
+        """
+        return self._over_draws(treatments, n_draws, lambda parts: self._outputs(names, treatments, parts, means))
 
     def log_densities(
         self, names: Sequence[str], values: Mapping[str, AnyArray], treatments: Mapping[str, Treatment], n_draws: int
@@ -426,7 +429,7 @@ class PredictiveGraph:
             return OnDraws(self.model, theta, outputs), draws
 
     def _outputs(
-        self, names: Sequence[str], treatments: Mapping[str, Treatment], parts: Mapping[str, Variable]
+        self, names: Sequence[str], treatments: Mapping[str, Treatment], parts: Mapping[str, Variable], means: bool
     ) -> list[Variable]:
         done = dict(self._new)
         for rv in self.needed(names):
@@ -437,6 +440,12 @@ class PredictiveGraph:
                 raise NotImplementedError(f"becomes of {rv.name!r} ({error})") from error
         others = [self.model[name] for name in names]
         replaced = iter(graph_replace([v for v in others if v not in done], done, strict=False))
+        for rv in set(self.model.observed_RVs) & set(others) if means else ():
+            try:
+                done[rv] = expected(done[rv])
+            except NotImplementedError as error:
+                said = f"{str(error).rstrip('.')}; a Deterministic can be named in its place, as var_names"
+                raise NotImplementedError(f"the mean of {rv.name!r} is ({said})") from error
         return [done[v] if v in done else next(replaced) for v in others]
 
     def _resized(self, rv: Variable, treatment: Treatment, done: Mapping[Variable, Variable]) -> Variable:
@@ -450,7 +459,7 @@ class PredictiveGraph:
             return known
         new = self._resized(rv, treatment, done)
         if treatment.mean:
-            new = expected(new)
+            new = pt.cast(expected(new), rv.type.dtype)
         elif treatment.n_known is not None and known is not None:
             whole = continued(new, known, treatment.n_known)
             new = whole if treatment.mask is None else with_known(new, whole, treatment.mask)

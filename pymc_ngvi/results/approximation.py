@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import cloudpickle
 import numpy as np
@@ -26,7 +26,7 @@ from rich.theme import Theme
 
 from pymc_ngvi.core import sizes
 from pymc_ngvi.core.bridge import Estimate
-from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.core.sizes import N_PREDICTED, N_REWEIGHTED, N_SHOWN, N_WEIGHED, Seed, check_draws, generator_of, seed_of
 from pymc_ngvi.core.status import Elbo, Status
@@ -45,6 +45,7 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.weighted import WEIGHTED
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
+from pymc_ngvi.results.contrasts import Settings, averages
 from pymc_ngvi.results.diagnosis import Diagnosis
 from pymc_ngvi.results.diagnosis.diagnose import (
     SUMMARY,
@@ -1469,15 +1470,96 @@ class NGVIApproximation(Approximation):
         Traceback (most recent call last):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
-        if groups not in get_args(Groups):
-            raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
-        if self.record is not None:
-            self.record.refuse_diverged()
-        rng, posterior = self.generator(random_seed), self._posterior
-        theta = posterior.draw(check_draws(draws), rng)
+        rng, posterior, theta = self._to_predict(draws, random_seed)
         if bambi_model is not None:
             return predict_bambi(posterior, bambi_model, new_data, groups, var_names, theta, rng)
         return predictions_at(posterior, theta, new_data, groups, var_names, seed_of(rng))
+
+    def _to_predict(self, draws: int, random_seed: Seed) -> tuple[np.random.Generator, Posterior, Array]:
+        if self.record is not None:
+            self.record.refuse_diverged()
+        rng, posterior = self.generator(random_seed), self._posterior
+        return rng, posterior, posterior.draw(check_draws(draws), rng)
+
+    def average_predictions(
+        self,
+        at: Settings | None = None,
+        *,
+        slope: str | None = None,
+        by: str | Sequence[str] = (),
+        new_data: Given | None = None,
+        groups: Groups = "known",
+        var_names: str | Sequence[str] | None = None,
+        draws: int = N_PREDICTED,
+        random_seed: Seed = None,
+    ) -> xr.Dataset:
+        """Average the expected response over rows, with some data set to values: for comparisons, and slopes.
+
+        All averages are of the same draws, so that differences of them are draws of contrasts.
+
+        Parameters
+        ----------
+        at : dict, optional
+            What to set data to, in all rows, by the name of a ``pm.Data``: a list of numbers, or of labels for an
+            index, one after the other; or a dict of these, or of arrays for all rows, by label. Of several data, all
+            combinations. Default: the data are as they are.
+        slope : str, optional
+            Return derivatives of averages by this ``pm.Data``, moved in all rows together; of a matrix, by each of its
+            columns.
+        by : str or sequence of str, optional
+            What not to average over: dims of what is predicted, whose elements are all kept; or ``pm.Data`` with one
+            value for each row, of whose values each has its own average.
+        new_data : dict, optional
+            Rows to average over, as `predict` takes them. Default: those of the fit.
+        groups : {"known", "new", "average"}, default "known"
+            As in `predict`.
+        var_names : str or sequence of str, optional
+            Default: observed variables, of which the mean given the parameters is taken. Of others, such as
+            Deterministics, their values.
+        draws : int, default 1_000
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+
+        Returns
+        -------
+        xarray.Dataset
+            With the dims ``chain``, ``draw``, one for each of the data in ``at``, and those of ``by``. ArviZ takes it
+            in the place of draws.
+
+        Raises
+        ------
+        ValueError
+            As in `predict`; for observed variables whose mean PyMC does not know, such as censored and categorical
+            ones, which need a Deterministic, named in ``var_names``; for the slope in whole numbers.
+
+        See Also
+        --------
+        predict : Draws of the response for each row.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     dose = pm.Data("dose", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
+        ...     treated = pm.Data("treated", [0, 1, 0, 1, 0, 1])
+        ...     a, b, c = pm.Normal("a"), pm.Normal("b"), pm.Normal("c")
+        ...     _ = pm.Bernoulli("cured", logit_p=a + b * dose + c * treated, observed=[0, 0, 0, 1, 1, 1])
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> cured = approx.average_predictions({"treated": [0, 1]}, random_seed=1)["cured"]
+        >>> dict(cured.sizes)
+        {'chain': 1, 'draw': 1000, 'treated': 2}
+        >>> risk_difference = cured.sel(treated=1) - cured.sel(treated=0)
+        >>> dict(approx.average_predictions(slope="dose", by="treated", random_seed=1).sizes)
+        {'chain': 1, 'draw': 1000, 'treated': 2}
+        """
+        rng, posterior, theta = self._to_predict(draws, random_seed)
+        seed = seed_of(rng)
+
+        def predict(values: Given) -> xr.DataTree:
+            return predictions_at(posterior, theta, new_data, groups, var_names, seed, at=values)
+
+        return averages(posterior, predict, at, slope, by, new_data)
 
     # --- priors ---
 

@@ -89,7 +89,9 @@ class NewRows:
         self.new.check_indices({name: of.shape[1:] for name, of in one.items()})
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
-        self._treatments = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {}).of(needed)
+        self._treatments = Treatments(posterior, self._graph, self.new, self.new, "new", frozenset(), numbers, {}).of(
+            needed
+        )
         self._treatments |= {name: Treatment(size=self._rows_of(name)) for name in self.observed}
         self.has_known_discrete = any(self._treatments[name].known is not None for name in self._discrete)
         self._check_priors()
