@@ -100,6 +100,19 @@ def test_groups_have_labels_and_their_own_averages(logistic):
         np.testing.assert_allclose(found.sel(school_of=name).values[0], p[:, school == j].mean(axis=1), rtol=1e-12)
 
 
+def test_groups_are_crossed_and_those_without_rows_have_no_average():
+    with pm.Model(coords={"row": range(4), "time": range(2)}) as model:
+        group, x = pm.Data("group", [0, 0, 1, 1], dims="row"), pm.Data("x", [1.0, 2.0, 2.0, 2.0], dims="row")
+        b = pm.Normal("b")
+        pm.Normal("y", b * x + group, 1.0, observed=np.zeros((2, 4)), dims=("time", "row"))
+    approx = approximation(model)
+    [b] = draws(approx, "b")
+    found = averages(approx, by=("time", "group", "x"))["y"].transpose("chain", "draw", "time", "group", "x")
+    expected = np.stack([b, 2 * b, np.full(N_DRAWS, np.nan), 2 * b + 1], axis=1).reshape(-1, 2, 2)
+    for time in (0, 1):
+        np.testing.assert_allclose(found.values[0, :, time], expected, rtol=1e-12)
+
+
 def test_rows_are_kept_by_their_dim(logistic):
     found = averages(logistic, by="y_dim_0")["y"]
     np.testing.assert_allclose(found.values[0], probabilities(logistic, *data_of(logistic)), rtol=1e-12)
