@@ -25,7 +25,6 @@ from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.rows.engines import OnTwoAxes
 from pymc_ngvi.rows.expectation import Compiled, RowFunction
 
 type Integers = NDArray[np.intp]
@@ -175,8 +174,7 @@ class RowTerms:
     def _kind(self, rows: RowFunction, at: Integers, owner: Integers) -> _Kind:
         function, data = rows.function, [d[0] if d.shape[1] == 1 else d[0, at] for d in rows.data]
         slots = [self._slot(column) for column in rows.index[at].T]
-        rows_first = function.rows_first if isinstance(function, OnTwoAxes) else function
-        return _Kind(rows_first, slots, [one[:, None, None] for one in data], owner[at], self._forest.n_local)
+        return _Kind(function, slots, [one[:, None, None] for one in data], owner[at], self._forest.n_local)
 
     def _slot(self, column: Integers) -> _Slot:
         is_same = bool((column == column[0]).all())
