@@ -32,6 +32,7 @@ from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import OnDraws
+from pymc_ngvi.density.info import with_replacements
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.rewrites import behind, copy_of, inline_inner_graphs
@@ -304,11 +305,17 @@ class PredictiveGraph:
         shapes = self.shapes(model.free_RVs, new=False)
         priors = [rv for rv, shape in zip(model.free_RVs, shapes, strict=True) if rows.isdisjoint(shape)]
         found = statistics([*model.basic_RVs, *model.deterministics], list(self._new), rows, priors)
-        self._kept = set(found)
+        self._kept = found
         self._new |= {variable: _constant(variable, value) for variable, value in found.items()}
         for dim, length in lengths.items():
             variable = model.dim_lengths[dim]
             self._new[variable] = _constant(variable, np.asarray(length))
+
+    def with_statistics(self) -> pm.Model:
+        """Return a copy of the model whose data may change, and statistics of these that it is made of may not."""
+        return with_replacements(
+            self.model, lambda memo: [(memo[v], _constant(v, value)) for v, value in self._kept.items()]
+        )
 
     def needed(self, names: Sequence[str]) -> list[Variable]:
         """Return the random variables that some variables are computed from, these included, parents first."""

@@ -289,7 +289,7 @@ def test_arviz_takes_them(logistic):
 
 def test_other_priors_have_them(logistic):
     """Of weighted draws: the average under the new prior is that of all draws with the weights."""
-    with pytest.warns(UserWarning, match="not reliable"):  # these draws are of no posterior
+    with pytest.warns(UserWarning, match="Not reliable"):  # these draws are of no posterior
         found = logistic.with_prior(b=pm.Normal.dist(0.2, 1.0))
     made = found.average_predictions({"x": [0.0, 1.0]}, draws=N_DRAWS)["y"]
     assert made.shape == (1, N_DRAWS, 2)
