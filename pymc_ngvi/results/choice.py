@@ -711,7 +711,7 @@ def _record(density: ModelDensity, state: PoolState, seed: int, seconds: float) 
         update="natural",
         estimator="quadrature",
         step=state.kind,
-        backend=density.backend_in_use,
+        backend=density.backend,
         family_reason=f"it has the moments of the {state.kind} posterior",
         seed=seed,
         summed_out=density.summed_out_names,
