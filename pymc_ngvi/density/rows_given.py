@@ -339,7 +339,7 @@ class RowsGiven:
                 self.reading = Reading(
                     parts, self.theta, functools.partial(graph.simplify, check_bounds=False), compile_
                 )
-                self.engine = engine_for(functions.backend_of_rows, compile_)
+                self.engine = engine_for(functions.backend, compile_)
                 self._over = OverGiven(given, compile_)
                 self._log_p = pt.add(pt.constant(0.0), *parts)
                 self._take()

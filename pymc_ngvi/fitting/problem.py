@@ -23,7 +23,7 @@ from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.families.matrices.structure import Partition
 from pymc_ngvi.families.pushforward import PushforwardState
-from pymc_ngvi.fitting.options import BY_GRADIENTS, FitOptions, choose_family, form_of
+from pymc_ngvi.fitting.options import FitOptions, choose_family, form_of
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.reparam import Conditional, ReparametrisedDensity, reparametrised
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
@@ -383,7 +383,6 @@ def problem_of(density: ModelDensity, options: FitOptions) -> Problem:
         raise ValueError(NO_ROWS)
     if options.choice.estimator == "gauss_newton" and density.is_sharded:
         raise ValueError("estimator='gauss_newton' does not go with shards: leave it out.")
-    density.functions.needs_hessians = options.choice.estimator not in BY_GRADIENTS
     target: Target = density
     structure: Partition | None = None
     if options.reparam is None:

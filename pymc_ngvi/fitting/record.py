@@ -431,7 +431,7 @@ def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: in
         update="natural",
         estimator="quadrature",
         step=state.kind,
-        backend=density.backend_in_use,
+        backend=density.backend,
         family_reason=f"it has the moments of the {state.kind} posterior",
         seed=seed,
         summed_out=density.summed_out_names,
