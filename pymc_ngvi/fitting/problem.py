@@ -424,7 +424,7 @@ def problem_by_draws(density: ModelDensity, options: FitOptions) -> tuple[Proble
 
 
 @dataclass(frozen=True)
-class _Form:
+class Form:
     """What families see of a model."""
 
     density: ModelDensity
@@ -450,4 +450,4 @@ class _Form:
 
 def make_family(options: FitOptions, density: ModelDensity, structure: Partition | None = None) -> Family[FittedState]:
     """Return what makes a state of location and scale."""
-    return FAMILIES[options.choice.family].of(_Form(density, structure), options)
+    return FAMILIES[options.choice.family].of(Form(density, structure), options)

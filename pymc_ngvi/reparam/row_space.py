@@ -32,10 +32,6 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
         self.density = self.counter = density
         self.space, self._rows = seen.space, seen.rows
         self.n_dim = seen.space.n_dim
-        place = np.full(len(seen.space.kept) + len(seen.space.normal), -1, dtype=np.intp)
-        place[seen.space.kept] = np.arange(len(seen.space.kept))
-        found = [place[index] for index in density.positive]
-        self.positive = [index[index >= 0] for index in found if (index >= 0).any()]
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf

@@ -210,17 +210,6 @@ class Fronts:
         own, beside, parent = self.layout.table[:, [0, 1, 6]].T
         return bool((beside == np.where(parent < 0, 0, (own + beside)[parent])).all())
 
-    def in_last(self, n: int) -> NDArray[np.bool_]:
-        """Tell which entries of the panels are in one of the last n rows."""
-        s, (part, begin) = self.symbolic, self._columns
-        end = begin + s.size[part]
-        n_last = np.bincount(s.codes[s.beside >= self.n_dim - n] // self.n_dim, minlength=len(s.n_own))
-        n_last[part[-1]] = n
-        change = np.zeros(self.n_panels + 1, dtype=np.int64)
-        np.add.at(change, end - n_last[part], 1)
-        np.subtract.at(change, end, 1)
-        return np.cumsum(change)[:-1] > 0
-
 
 def fronts_of(pattern: Pattern) -> Fronts:
     """Return the fronts of a pattern in an order that fills in little."""

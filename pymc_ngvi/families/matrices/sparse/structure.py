@@ -16,7 +16,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, MeanHessian
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Ints, Supernodes, fronts_of
-from pymc_ngvi.families.matrices.structure import PER_COORDINATE, Dense, Partition, Structure
+from pymc_ngvi.families.matrices.structure import PER_COORDINATE, Partition, Structure
 
 #: Lists of pairs of coordinates whose places are remembered, and factors.
 _N_LISTS, _N_FACTORS = 4, 2
@@ -129,23 +129,6 @@ class SparseStructure(Structure):
     def is_closed(self) -> bool:
         """Whether factors are closed under products and inverses."""
         return self.fronts.is_closed
-
-    @functools.cached_property
-    def partition(self) -> Partition | None:
-        """Blocks that are independent given a border that all of them touch; None where it has another form."""
-        if not self.is_closed or self.depth.max(initial=0) > 1:
-            return None
-        return Partition(np.where(self.depth[self.part] == 0, -1, self.part))
-
-    @property
-    def globals_(self) -> Any:
-        """The border, or coordinates that touch a large part of the others, and come last."""
-        return self.fronts.globals_ if self.partition is None else self.partition.border
-
-    @functools.cached_property
-    def of_globals(self) -> NDArray[np.bool_]:
-        """Which entries of panels are in a row of a global coordinate."""
-        return self.fronts.in_last(len(self.globals_))
 
     # --- form ---
 
@@ -355,6 +338,10 @@ class SparseStructure(Structure):
             result[row.entries] = np.concatenate([within, below], axis=2).ravel()
         return result
 
+    def lower(self, outer: Array) -> Array:
+        """Return the entries of a factor."""
+        return outer
+
     def mirrored(self, outer: Array) -> Array:
         """Return the curvature that has these in its lower triangle."""
         curvature, at = outer * _ROOT_2, self.fronts.diagonal
@@ -365,29 +352,14 @@ class SparseStructure(Structure):
         """Return the factor times the lower triangle of the mean of left_b right_b^T with a halved diagonal."""
         return self.product(factor, self._half(self.outer(left, right)))
 
-    def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
-        """Return the factor for the mean, and the covariances within the structure, of a mixture of two Gaussians."""
-        first, second = (self.cholesky_of(factor).inverse for factor in factors)
-        between = weight * (1.0 - weight) * self.outer(apart[None], apart[None])
-        covariance, result = (1.0 - weight) * first + weight * second + between, np.empty_like(first)
-        for row in self._rows_of_fronts:
-            (v, below, _), (_, _, beside), (n, k, _) = row.of(covariance), row.of(result), row.shape
-            # What is beside has the precision T T^T, and explains W W^T of the rest, W^T = T^T V.
-            explained = (below.reshape(n * k, -1) @ beside).reshape(n, k, -1)
-            own = Dense().mirrored(v[:, :, :k].mT)
-            upper = linalg.reverse_cholesky(own - explained @ explained.mT, linalg.diagonal(own))
-            if upper is None:
-                return None
-            inverse = linalg.solve_lower(upper.mT, np.broadcast_to(np.eye(k), own.shape)).mT
-            last = -((inverse @ explained).reshape(n * k, -1) @ beside.T).reshape(n, k, -1)
-            result[row.entries] = np.concatenate([inverse, last], axis=2).ravel()
-        return result
-
     def refuse(self, *args: object, **kwargs: object) -> Never:
         """Raise NotImplementedError: what natural steps do not need is not there."""
         raise NotImplementedError(f"a sparse precision {self.goes_with} only")
 
-    dense = left_quotient = right_quotient = gram = refuse
+    dense = left_quotient = right_quotient = gram = squared = refuse
+
+    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> None:
+        """Return None: the pattern is not closed under it."""
 
 
 def _parts(vector: Array, unit: Array, other: Array) -> tuple[float, float] | None:
@@ -686,14 +658,13 @@ class SummedStructure(SparseStructure):
     kept = (*_KEPT, "weights", "pins")
     goes_with = "with sums goes with natural steps by exact expectations"
     is_closed = False
-    globals_ = None
 
     @classmethod
     def of_sums(cls, summed: SummedPattern) -> Self:
         """Return the structure of a pattern with sums, in the best order that is found."""
         inner = SparseStructure.of(summed.among)
-        place = inner.fronts.symbolic.place
-        return cls(inner.fronts, Sums.of(summed.weights, inner.globals_[np.argsort(place[inner.globals_])]))
+        place, last = inner.fronts.symbolic.place, inner.fronts.globals_
+        return cls(inner.fronts, Sums.of(summed.weights, last[np.argsort(place[last])]))
 
     @classmethod
     def from_arrays(cls, weights: Array, pins: Ints, **of_sparse: Ints) -> Self:  # type: ignore[override]
