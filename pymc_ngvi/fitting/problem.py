@@ -22,11 +22,9 @@ from pymc_ngvi.families.dissection import find_blocks, structure_of
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.families.matrices.structure import Partition
-from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.options import BY_GRADIENTS, FitOptions, choose_family, form_of
 from pymc_ngvi.graphs.layout import Layout, Variable
-from pymc_ngvi.reparam import Conditional, ReparametrisedDensity, reparametrised
-from pymc_ngvi.reparam.row_space import RowSpaceDensity
+from pymc_ngvi.reparam import Conditional, PushforwardState, ReparametrisedDensity, RowSpaceDensity, reparametrised
 
 # --- where a fit starts: the mean from the model's initial point or the user's, the scale from a first look ---
 

@@ -55,7 +55,7 @@ from pymc_ngvi.fitting.problem import (
 )
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of, spared
-from pymc_ngvi.reparam.row_space import RowSpaceDensity
+from pymc_ngvi.reparam import RowSpaceDensity
 from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.steps.incremental import Incremental, IncrementalState
 from pymc_ngvi.updates import DIRECTIONS

@@ -24,10 +24,8 @@ from pymc_ngvi.families import (
 )
 from pymc_ngvi.families.dissection import find_blocks, find_filled, step_flops
 from pymc_ngvi.families.matrices.sparse import kernels
-from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
-from pymc_ngvi.families.matrices.sparse.precisions import Precisions
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
+from pymc_ngvi.families.matrices.sparse.fronts import SparseCholesky, fronts_of
+from pymc_ngvi.families.matrices.sparse.structure import Precisions, SparseStructure, SummedStructure
 from pymc_ngvi.families.matrices.structure import Partition
 from pymc_ngvi.steps.adaptive import moments_of, natural_gradient
 from pymc_ngvi.updates import UPDATES
@@ -649,7 +647,7 @@ import numpy as np
 import pymc_ngvi
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
+from pymc_ngvi.families.matrices.sparse.fronts import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
 
 assert "numba" not in sys.modules

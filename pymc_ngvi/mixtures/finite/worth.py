@@ -158,4 +158,5 @@ def worth_of(weights: Array, mixture: Array, gaussian: Array) -> Worth:
     if n_draws < MIN_KHAT_DRAWS:
         return Worth(gain, se, *number)
     both = [weigh(*of)[1] for of in (mixture, gaussian)]
-    return Worth(gain, se, *number, *(of.khat for of in both), *(of.verdict().helps for of in both))
+    usable = [of.verdict().helps for of in both]
+    return Worth(gain, se, *number, both[0].khat, both[1].khat, *usable)
