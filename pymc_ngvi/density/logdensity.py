@@ -723,7 +723,7 @@ class LogDensity(ModelDensity):
 
     def hessian_error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
-        return self.by_rows.error() if self.by_rows.gives_hessians else self.second.error()
+        return None if self.by_rows.gives_hessians else self.second.error()
 
     @property
     def n_products(self) -> int:
