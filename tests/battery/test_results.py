@@ -8,7 +8,7 @@ import pytest
 
 import pymc_ngvi
 
-pytestmark = pytest.mark.xdist_group("results")  # they share their fits
+pytestmark = [pytest.mark.battery, pytest.mark.xdist_group("results")]  # they share their fits
 
 GROUPS = [f"g{i}" for i in range(8)]
 
