@@ -58,6 +58,7 @@ from pymc_ngvi.results.predictions import (
     checked_dict,
     given_new_data,
     predictions_at,
+    rows_of_bambi,
     tree_of,
 )
 from pymc_ngvi.results.sampling import Names, Sampling, narrow, sample_tree
@@ -160,7 +161,7 @@ class JudgedDraws:
 
     def predict(
         self, new_data: Given | None = None, *, draws: int = N_SHOWN, groups: Groups = "known", var_names: Names = None,
-        random_seed: Seed = None,
+        random_seed: Seed = None, bambi_model: Any = None,
     ) -> xr.DataTree:  # fmt: skip
         """Return predictions; see `NGVIApproximation.predict`.
 
@@ -171,7 +172,7 @@ class JudgedDraws:
         """
         rng = self._generator(random_seed)
         theta = self._weighted.draw(check_draws(draws), rng)
-        made = predictions_at(self.posterior, theta, new_data, groups, var_names, seed_of(rng))
+        made = predictions_at(self.posterior, theta, new_data, groups, var_names, seed_of(rng), bambi_model)
         said = made["predictions"].attrs
         drawn = {name for key in ("drawn_from_prior", "averaged") for name in said.get(key, "").split(", ")}
         if stale := sorted(drawn & self._stale):
@@ -632,12 +633,16 @@ type Values = Mapping[str, AnyArray]
 class NewRows:
     """New rows, and the variables that these depend on."""
 
-    def __init__(self, posterior: Posterior, given: Given) -> None:
-        model = posterior.density.given
+    def __init__(self, posterior: Posterior, given: Given, bambi_model: Any = None) -> None:
         self._posterior = posterior
-        observed, data = _split(model, given)
-        self.new = NewData.of(model, posterior.layout.coords, data)
-        self._graph = self.new.graph()
+        observed: dict[str, Any]
+        if bambi_model is None:
+            observed, data = _split(posterior.density.given, given)
+            self.new = NewData.of(posterior.density.given, posterior.layout.coords, data)
+        else:
+            self.new = rows_of_bambi(posterior, bambi_model, given, observed=True)
+            observed = {rv.name: None for rv in self.new.model.observed_RVs}
+        model, self._graph = self.new.model, self.new.graph()
         names = list(observed)
         self.new.check_complete(self._graph.data_needed(names))
         self.data = self._graph.data_needed(names)
@@ -1275,11 +1280,13 @@ class Updated(JudgedDraws):
         return Summary((self.sentence,), table, self.khat, {"": table}, (), "round_to" not in kwargs)
 
 
-def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator) -> Updated:
+def updated(
+    posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator, bambi_model: Any = None
+) -> Updated:
     """Return the posterior given new rows as well; see `NGVIApproximation.update`."""
     posterior.check_weighable(draws)
     with posterior.with_data_of_fit():
-        rows = NewRows(posterior, new_data)
+        rows = NewRows(posterior, new_data, bambi_model)
         made, doubts = _draws(posterior, draws, rng)
         if rows.grown and (step := len(made.theta) // (_MANY * draws)) > 1:  # evenly, about as many as are wanted
             every = slice(None, None, step)
