@@ -114,8 +114,9 @@ class NewData:
             old, new = (np.take(a, [pair[k] for pair in both], axis) for k, a in enumerate((old, new)))
         return bool(np.array_equal(old, new))
 
-    def check_indices(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ValueError where whole numbers index levels that are not there, of dims or of variables of a shape."""
+    def check_indices(self, graph: PredictiveGraph, names: Sequence[str]) -> None:
+        """Raise ValueError where whole numbers index levels that are not there, of dims or of some variables."""
+        shapes = dict(zip(names, graph.shapes([self.model[name] for name in names]), strict=True))
         for name, array in self.arrays.items():
             if array.dtype.kind not in "iu" or not array.size:
                 continue
@@ -582,7 +583,7 @@ def predictions_at(
             if not graph.depends_on_new(model[name])
             or model[name].owner.op.ndim_supp  # a chain goes on from its states
         }
-        new.check_indices({name: draws.shape[1:] for name, draws in free.items()})
+        new.check_indices(graph, [*free])
         plan = Treatments(posterior, graph, new, groups, effects, free, observed)
         treatments = plan.of(needed)
         if groups == "average" and not effects and not plan.averaged:

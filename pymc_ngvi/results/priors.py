@@ -671,10 +671,11 @@ class NewRows:
         #: A draw to look at; where a coefficient is 0, it may hide things.
         self.point = posterior.density.initial_point()[None]
         one = self.free(self.point)
-        self.new.check_indices({name: of.shape[1:] for name, of in one.items()})
+        self.new.check_indices(self._graph, [*one])
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
-        self._treatments = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {}).of(needed)
+        plan = Treatments(posterior, self._graph, self.new, "new", frozenset(), numbers, {})
+        self._treatments = plan.of([rv for rv in needed if rv.name not in self.observed])
         self._treatments |= {name: Treatment(size=self._rows_of(name)) for name in self.observed}
         self.has_known_discrete = any(self._treatments[name].known is not None for name in self._discrete)
         self._check_priors()
