@@ -132,14 +132,15 @@ def is_off(off: Array, se: Array, most: float) -> Array:
 
 def _update(approx: Any, problem: Problem, known: Known) -> tuple[dict[str, Any], list[str]]:
     made = approx.update(problem.new_rows(), random_seed=1)
-    if not made.is_reliable:
+    if not made.checks.is_reliable:
         return {"update_reliable": 0}, []
     density = made.log_predictive_density
     off, se = density.value - known.new_rows[0], np.hypot(density.se, known.new_rows[1])
     draws = made.sample(N_DRAWS, random_seed=2)["posterior"]
+    size = min(float(draws.attrs["effective_sample_size"]), N_DRAWS)
     of_groups = [draws["u"].sel(group=[*LABELS, "another"][k]) for k in np.unique(NEW_GROUPS)]
     values = np.stack([np.asarray(v).ravel() for v in (draws["b"], np.log(draws["tau"]), *of_groups)], axis=1)
-    of_moments = moments_off(values, min(made.effective_sample_size, N_DRAWS), known.updated)
+    of_moments = moments_off(values, size, known.updated)
     wrong = [f"update: {off:+.3f} +- {se:.3f}"] if is_off(off, se, OF_GROUP) else []
     wrong += [f"moments of the update: {of_moments:.1f} times what is tolerated"] if of_moments > 1.0 else []
     columns = {"off": float(abs(off)), "errors": float(abs(off) / se), "moments": of_moments, "reliable": 1}

@@ -306,7 +306,7 @@ def test_new_rows_update_the_fit(data):
     approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, **QUIET)
     new = pd.DataFrame({"x": [31.0, 29.0, 33.0], "group": ["p", "new", "new"], "y": [21.0, 17.0, 19.5]})
     found = approx.update(new, bambi_model=model)
-    assert found.is_reliable
+    assert found.checks.is_reliable
     draws = uncentre_bambi_intercept(model, found.sample(4_000, random_seed=1))["posterior"]
     rows = pd.concat([data, new])
     labels = draws["group__factor_dim"].values
