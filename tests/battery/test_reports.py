@@ -98,8 +98,8 @@ def test_predict_new_rows():
     "name",
     [
         "Normal",
-        "HurdlePoisson",  # what it has besides effects is a factor of its own
-        *(pytest.param(name, marks=pytest.mark.battery) for name in ("StudentT", "OrderedLogistic")),
+        # What HurdlePoisson has besides effects is a factor of its own.
+        *(pytest.param(name, marks=pytest.mark.battery) for name in ("StudentT", "OrderedLogistic", "HurdlePoisson")),
     ],
 )
 def test_reports_of_groups(name):
