@@ -556,7 +556,7 @@ class PoolDistribution(Distribution):
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of what there is: not more than these are worth, where more would be repetitions."""
-        if not self.q.rest.n_parts:
+        if not self.q.rest.n_parts * len(self.q.locals_):
             n = min(n, math.ceil(self.q.rest.effective_size(self.q.effective_size)))
         return self.q.draw(n, rng, enlarges=False)
 
