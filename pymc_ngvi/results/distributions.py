@@ -633,7 +633,7 @@ class PoolDistribution(Distribution):
         """
         q, whitens = self.q, self.gaussian
         is_own = q.rest.is_nested and np.array_equal(whitens.mean(), q.mean())
-        if is_own and q.effective_size < _PER_DIM * q.n_dim:
+        if is_own and q.rest.effective_size(q.effective_size) < _PER_DIM * q.n_dim:
             whitens = DiagonalState.from_scale(q.mean(), q.sd())
         return MovePlan(density, whitens, lambda draws: draws)
 
