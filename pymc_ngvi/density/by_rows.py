@@ -137,7 +137,7 @@ class ByRows:
             functions, graphs = self._functions, self._graphs
             simplify = functools.partial(graph.simplify, check_bounds=False)
             with functions.timed():
-                compile_, backend = functions.compile_for_few, functions.backend_of_rows
+                compile_, backend = functions.compile_for_few, functions.backend
                 self._kept.reading = Reading(graphs.parts, graphs.theta, simplify, compile_)
                 return Expectations(self._kept.reading, compile_, backend)
         if anew:

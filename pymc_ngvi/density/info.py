@@ -435,16 +435,13 @@ class DataSnapshot:
         self._take()
 
     def _take(self) -> None:
-        """Remember the data as they are now."""
-        self._arrays: dict[str, AnyArray] = {
-            var.name: var.get_value(borrow=True) for var in self._model.data_vars if hasattr(var, "get_value")
-        }
-        # Lengths of dims follow the data.
-        self._lengths: dict[str, AnyArray] = {
-            name: var.get_value(borrow=True)
-            for name, var in self._model.dim_lengths.items()
-            if hasattr(var, "get_value")
-        }
+        """Remember the data as they are now, with lengths and labels of dims, which follow them."""
+        model = self._model
+        data = {v.name: v for v in model.data_vars if hasattr(v, "get_value")}
+        shared = [*data.values(), *(v for v in model.dim_lengths.values() if hasattr(v, "get_value"))]
+        self._arrays: dict[str, AnyArray] = {name: v.get_value(borrow=True) for name, v in data.items()}
+        self._values = [(v, v.get_value(borrow=True)) for v in shared]
+        self._coords = dict(model.coords)
 
     def changed(self) -> list[str]:
         """Return the names of the data that differ from what they were."""
@@ -454,20 +451,22 @@ class DataSnapshot:
             if (now := self._model[name].get_value(borrow=True)) is not then and not np.array_equal(now, then)
         ]
 
+    def put_back(self) -> None:
+        """Give the model the data of then."""
+        for variable, then in self._values:
+            variable.set_value(then, borrow=True)
+        self._model.coords.clear()
+        self._model.coords.update(self._coords)
+
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Give the model the data of then, for as long as the context lasts."""
-        model = self._model
-        pairs = [(model[name], then) for name, then in self._arrays.items()]
-        pairs += [(model.dim_lengths[name], then) for name, then in self._lengths.items()]
-        moved = [(var, then, now) for var, then in pairs if (now := var.get_value(borrow=True)) is not then]
+        now = DataSnapshot(self._model)
+        self.put_back()
         try:
-            for var, then, _ in moved:
-                var.set_value(then, borrow=True)
             yield
         finally:
-            for var, _, now in moved:
-                var.set_value(now, borrow=True)
+            now.put_back()
 
 
 # --- draws of the prior on the unconstrained scale: dispersed points from which modes can be looked for ---

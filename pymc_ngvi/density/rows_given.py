@@ -27,7 +27,7 @@ from pymc_ngvi.core.refusal import NotApart, Reason, Refused
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.families.matrices.sparse.precisions import Precisions
+from pymc_ngvi.families.matrices.sparse.structure import Precisions
 from pymc_ngvi.graphs import graph, layout
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
@@ -339,7 +339,7 @@ class RowsGiven:
                 self.reading = Reading(
                     parts, self.theta, functools.partial(graph.simplify, check_bounds=False), compile_
                 )
-                self.engine = engine_for(functions.backend_of_rows, compile_)
+                self.engine = engine_for(functions.backend, compile_)
                 self._over = OverGiven(given, compile_)
                 self._log_p = pt.add(pt.constant(0.0), *parts)
                 self._take()

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -120,17 +120,7 @@ MUCH, _WIDER = 0.02, 0.2
 _NEAR_FARTHEST = 0.3
 
 
-class HasMoments(Protocol):
-    """What modes are left out of."""
-
-    def mean(self) -> Array:
-        """Return the mean."""
-
-    def sd(self) -> Array:
-        """Return the standard deviations."""
-
-
-def of_modes(modes: Sequence[OtherMode], q: HasMoments, layout: Layout, cure: str = "") -> list[Condition]:
+def of_modes(modes: Sequence[OtherMode], q: Any, layout: Layout, cure: str = "") -> list[Condition]:
     """Return what stands against a posterior that leaves out modes: little of the mass, only against its exactness."""
     if not modes:
         return []
@@ -431,7 +421,7 @@ def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: in
         update="natural",
         estimator="quadrature",
         step=state.kind,
-        backend=density.backend_in_use,
+        backend=density.backend,
         family_reason=f"it has the moments of the {state.kind} posterior",
         seed=seed,
         summed_out=density.summed_out_names,
@@ -504,13 +494,7 @@ _RAISED = (Refused, StartError, MemoryError, *LOST)
 RAISE = "PYMC_NGVI_RAISE"
 
 
-class HasRecord(Protocol):
-    """An approximation, as far as it is needed here."""
-
-    record: FitRecord | None
-
-
-class SoFar[A: HasRecord]:
+class SoFar[A: Any]:
     """The context of a call: Ctrl-C ends it with what there is by then, or is raised where there is nothing yet.
 
     After lost data, the error is raised with what there is as its ``approx``.

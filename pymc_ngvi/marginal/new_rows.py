@@ -18,10 +18,10 @@ from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.sizes import AT_ONCE, FIXED_SEED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.integral import N_COMPARED, TreeIntegral
-from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.nodes import references
 from pymc_ngvi.marginal.parts import BatchPlan, TermsOfBlocks, sub_forest, whole
 from pymc_ngvi.marginal.pooled import PoolState
@@ -57,7 +57,7 @@ class WithNewRows:
     skewness: float = 0.0
 
 
-def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> JointDraws:
+def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> Draws:
     """Return draws of an exact posterior, without the rows that it was fitted to.
 
     Local coordinates have the conditional moments that the posterior knows at its globals.
@@ -70,7 +70,7 @@ def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> Jo
         g = pool.g[rows[part]]
         z = of_draws.standard_quantile(_evenly(len(g), forest.n_local, rng))
         theta[part, forest.locals_] = trees.centres(g).at_own(z[:, None], forest)[:, 0]
-    return JointDraws(theta, pool.log_ratio[rows], rows, pool.part[rows])
+    return Draws(theta, pool.log_ratio[rows], rows, pool.part[rows])
 
 
 def with_trees(state: object) -> PoolState | None:

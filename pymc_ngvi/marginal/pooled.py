@@ -16,7 +16,7 @@ from pymc_ngvi.core.stored import entry_of, stored, with_tag
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import PoolVerdict
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.joint import JointDraws
+from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.sampling import Pool, relative_sd_errors
 
 
@@ -258,7 +258,7 @@ class PoolState:
         others = [rng.random((n, len(self.locals_))) for _ in range(self.rest.n_parts)]
         return self._joined(pool, order, [first, *others])
 
-    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+    def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return all weighted draws of a pool whose effective size is ``n``, as far as that can be had.
 
         Where these are too many numbers, they are draws of equal weight, and as many as can be held.
@@ -266,10 +266,10 @@ class PoolState:
         pool = self.for_draws(n)
         if len(pool.g) * self.n_dim > HELD:
             fewer = min(n, max(HELD // self.n_dim, 1))
-            return JointDraws.of_equal_weight(self.draw(fewer, rng), self.effective_for(fewer) / fewer)
+            return Draws.of_equal_weight(self.draw(fewer, rng), self.effective_for(fewer) / fewer)
         rows, others, log_weights = self.rest.joint(self, pool, rng)
         worth = self.effective_size_for(n) / effective_size(log_weights)
-        return JointDraws(self._with(pool.g[rows], others), log_weights, rows, pool.part[rows], worth)
+        return Draws(self._with(pool.g[rows], others), log_weights, rows, pool.part[rows], worth)
 
     def _joined(self, pool: Pool, order: NDArray[np.intp], uniform: list[Array]) -> Array:
         rows, others = self.rest.draw(self, pool, order, uniform)

@@ -15,7 +15,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import Condition, PoolVerdict, few_draws
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.joint import JointDraws
+from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
 from pymc_ngvi.marginal.sampling import Pool, picked
 
@@ -46,7 +46,7 @@ class WeightChecks(PoolVerdict):
     lacking: float = 0.0
 
     @classmethod
-    def of(cls, draws: JointDraws, what: str, doubts: tuple[str, ...], cure: str, *, is_of_exact: bool) -> Self:
+    def of(cls, draws: Draws, what: str, doubts: tuple[str, ...], cure: str, *, is_of_exact: bool) -> Self:
         """Judge weighted draws: weights of equal globals stand or fall together."""
         found = [weigh(of)[1] for of in (draws.log_weights, draws.by_globals())]
         worst = max((w for w in found if w.n_draws >= MIN_KHAT_DRAWS), key=lambda w: (not w.verdict().helps, w.khat))
@@ -127,7 +127,7 @@ class WeightedDraws(AllDrawn):
     kind = WEIGHTED
 
     @staticmethod
-    def pool_of(draws: JointDraws) -> Pool:
+    def pool_of(draws: Draws) -> Pool:
         """Return weighted draws as a pool; those that do not count are left out."""
         counts = draws.counts
         log_weights = draws.log_weights[counts]

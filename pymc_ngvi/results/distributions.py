@@ -34,13 +34,12 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
 from pymc_ngvi.families.matrices.structure import Partition
-from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.graphs.layout import Variable
-from pymc_ngvi.marginal.joint import JointDraws
+from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
-from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
+from pymc_ngvi.reparam import Conditional, PushforwardState, ReparametrisedDensity
 from pymc_ngvi.results.structure import ModelStructure
 
 #: Effective draws for each dimension from which on their covariance is near enough to that of the posterior: where 400
@@ -355,9 +354,9 @@ class Distribution:
         """Return the same for means of global parameters alone, where these repeat more often than draws do."""
         return self.effective(n)
 
-    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+    def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return draws with the weights that it keeps of them, worth ``n`` as far as that can be had."""
-        return JointDraws.of_equal_weight(self.draw(n, rng))
+        return Draws.of_equal_weight(self.draw(n, rng))
 
     def sources(self, theta: Array) -> NDArray[np.intp]:
         """Return numbers, (n,), that are equal for draws that are not independent."""
@@ -568,7 +567,7 @@ class PoolDistribution(Distribution):
     def log_density(self, theta: Array) -> None:
         """Return None: it is not known."""
 
-    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+    def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return the pool, with the other coordinates at each, and its weights."""
         return self.q.joint(n, rng)
 

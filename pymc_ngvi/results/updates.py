@@ -26,7 +26,7 @@ from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer, OnDraws, unconstrained
 from pymc_ngvi.density.info import quoted, with_data_for
 from pymc_ngvi.density.predictive import Treatment, data_behind, indexed_axes, n_batch_axes
-from pymc_ngvi.marginal.joint import JointDraws
+from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.new_rows import (
     CoupledRows,
     WithNewRows,
@@ -575,7 +575,7 @@ def updated(
         if rows.grown and (step := len(made.theta) // (_MANY * draws)) > 1:  # evenly, about as many as are wanted
             every = slice(None, None, step)
             kept = made.theta[every], made.log_weights[every], made.of_globals[every], made.part[every]
-            made = JointDraws(*kept, min(1.0, step * made.worth))
+            made = Draws(*kept, min(1.0, step * made.worth))
         rows.point = made.theta[made.log_weights.argmax()][None]
         rows.check_possible(made.theta)
         log_ratio, known, of_known, values, of_rows = _with_rows(posterior, rows, made, rng)
@@ -602,7 +602,7 @@ def _named(rows: NewRows) -> str:
 
 
 def _log_density_of(
-    posterior: Posterior, rows: NewRows, made: JointDraws, log_ratio: Array, of_known: Ints, log_known: Array, seed: int
+    posterior: Posterior, rows: NewRows, made: Draws, log_ratio: Array, of_known: Ints, log_known: Array, seed: int
 ) -> Estimate:
     """Return the log density of new rows given those of the fit; that of those which depend on nothing new is known."""
     found, state = log_mean(log_ratio, made.log_weights, part=made.part), with_trees(posterior.distribution.q)
@@ -722,7 +722,7 @@ def _with_all_rows(
 
 
 def _with_rows(
-    posterior: Posterior, rows: NewRows, made: JointDraws, rng: np.random.Generator
+    posterior: Posterior, rows: NewRows, made: Draws, rng: np.random.Generator
 ) -> tuple[Array, WithNewRows, Ints, Values, tuple[str, ...]]:
     """Return what new rows say of each draw, where it is then, with what was not in the fit, and what is doubtful."""
     depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
@@ -764,7 +764,7 @@ def _log_densities(rows: NewRows, which: NDArray[np.intp], theta: Array) -> Arra
     return rows.logp(rows.known(rows.free(theta), rows.some))[:, which]
 
 
-def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
+def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[Draws, tuple[str, ...]]:
     """Return draws of the posterior, and what stands against relying on them."""
     state, has_rows = with_trees(getattr(posterior.distribution, "q", None)), not posterior.changed_data()
     if state is not None:

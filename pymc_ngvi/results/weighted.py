@@ -16,7 +16,7 @@ from pymc_ngvi.core.sizes import MOST_NUMBERS, N_SHOWN
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.marginal.joint import JointDraws
+from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.weighted import FEWEST, WeightChecks, WeightedDraws
 from pymc_ngvi.results.distributions import Posterior
@@ -65,7 +65,7 @@ class Weighted(NamedTuple):
 
 
 def weighted(
-    posterior: Posterior, made: JointDraws, log_ratio: Array, what: str, doubts: Sequence[str], cure: str,
+    posterior: Posterior, made: Draws, log_ratio: Array, what: str, doubts: Sequence[str], cure: str,
     density: ModelDensity, n_wanted: int, theta: Array | None = None,
 ) -> Weighted:  # fmt: skip
     """Return the posterior that draws have with other weights; warn where they can't be relied on.
@@ -109,7 +109,7 @@ def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: 
         where = "infinite at some" if finite.any() else "finite at none"
         raise ValueError(f"log p is {where} of {draws:,} draws of q: weights p/q can't correct it.")
     check_help(weigh(log_ratio)[1])
-    new = JointDraws.of_equal_weight(theta).reweighted(log_ratio)
+    new = Draws.of_equal_weight(theta).reweighted(log_ratio)
     checks = WeightChecks.of(new, f"Draws of {posterior.kind}, with importance weights.", (), "", is_of_exact=False)
     mass = log_mean(log_ratio, np.zeros(draws))
     rest = WeightedDraws(checks, mass)
@@ -131,7 +131,7 @@ def check_help(found: Weights) -> None:
     )
 
 
-def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[JointDraws, tuple[str, ...]]:
+def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Draws, tuple[str, ...]]:
     """Return draws with their weights, and what stands against relying on them, in clauses.
 
     An exact, nested or moved posterior has weights. Draws of another q get their importance weights where these help;

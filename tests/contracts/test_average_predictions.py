@@ -287,15 +287,14 @@ def test_arviz_takes_them(logistic):
     assert list(arviz_stats.summary(found.diff("x")).index) == [f"y[1.0, {name}]" for name in SCHOOLS]
 
 
-def test_other_priors_have_them(logistic):
-    """Of weighted draws: the average under the new prior is that of all draws with the weights."""
+def test_results_of_weighted_draws_have_them(logistic):
     with pytest.warns(UserWarning, match="Not reliable"):  # these draws are of no posterior
         found = logistic.with_prior(b=pm.Normal.dist(0.2, 1.0))
-    made = found.average_predictions({"x": [0.0, 1.0]}, draws=N_DRAWS)["y"]
-    assert made.shape == (1, N_DRAWS, 2)
-    tree = found.predict(var_names=["b"], draws=N_DRAWS)["predictions"]
-    of_b = found.average_predictions(var_names="b", draws=N_DRAWS)["b"]
-    np.testing.assert_array_equal(of_b, tree["b"])
+    b, effect = draws(found, "b", "effect")
+    x, school = data_of(logistic)
+    expected = expit(effect[:, school] + b[:, None] * (x - x.mean())).mean(axis=1)
+    np.testing.assert_allclose(averages(found)["y"].values[0], expected, rtol=1e-12)
+    assert b.mean() != draws(logistic, "b")[0].mean()
 
 
 # --- what is refused ---

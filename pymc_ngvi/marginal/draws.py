@@ -11,7 +11,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.sampling import N_PARTS
 
 
-class JointDraws(NamedTuple):
+class Draws(NamedTuple):
     """Weighted draws of all coordinates."""
 
     #: shape (n, n_dim).
