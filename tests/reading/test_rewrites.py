@@ -14,8 +14,6 @@ import pytest
 from models import Reference
 from numpy.testing import assert_allclose
 from pytensor.compile.mode import Mode
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.linalg.solvers.core import SolveBase
@@ -24,7 +22,6 @@ from scipy import sparse, special, stats
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import without_c
-from pymc_ngvi.graphs import loops as matrices
 from pymc_ngvi.graphs import rewrites
 
 pytestmark = pytest.mark.usefixtures("_anew")
@@ -224,29 +221,7 @@ def test_a_parameter_out_of_its_range_is_still_seen():
     assert not np.isfinite(values[2])
 
 
-# --- large matrices ---------------------------------------------------------------------------------------------------
-
-
-def test_large_matrices_that_multiply_are_no_constants(monkeypatch, rng):
-    monkeypatch.setattr(matrices, "STREAMED", 12)
-    x, z = rng.normal(size=(6, 2)), rng.normal(size=(6, 2))
-    with pm.Model() as model:
-        b, c = pm.Normal("b", shape=2), pm.Normal("c", shape=6)
-        squares = (2.0 * pt.constant(z)) ** 2  # computed once, as long as it is a constant
-        pm.Potential("once", pt.exp(pt.dot(x, b)).sum() + pt.dot(pt.constant(x).T, pt.exp(c)).sum())
-        pm.Potential("also", pt.cos(squares + b).sum())
-    density = LogDensity(model)
-    found = list(ancestors([density.graphs.logp]))
-    [held] = [v for v in found if isinstance(v, SharedVariable)]  # used twice, it is held once
-    assert held.get_value(borrow=True) is x or np.shares_memory(held.get_value(borrow=True), x)
-    constants = [v.data for v in found if isinstance(v, Constant) and np.size(v.data) >= 12]
-    assert [len(data) for data in constants] == [6]
-    theta = rng.normal(size=(3, 8))
-    with monkeypatch.context() as context:
-        context.setattr(matrices, "STREAMED", 2**20)
-        expected = LogDensity(model)
-    assert_allclose(density.logp_grad(theta)[1], expected.logp_grad(theta)[1], rtol=1e-12)
-    assert_allclose(density.hessian(theta), expected.hessian(theta), rtol=1e-12)
+# --- sparse matrices ---
 
 
 def test_products_with_sparse_matrices_are_taken_for_all_draws(rng):
