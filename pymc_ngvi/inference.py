@@ -158,9 +158,8 @@ class NGVI(Inference):
         Parametrisation, estimator of the gradients, and step rule. Each that is left out gets the default that goes
         with the others; see `pymc_ngvi.fitting.options.ALLOWED`.
     tol : float, default 0.05
-        Nats of ELBO that a converged fit may still lack. In fewer than 100 dimensions it is less, in proportion to the
-        dimension down to a tenth, unless the posterior is far from every q of the family. For the family "sparse", it
-        grows in proportion to the dimension above 100.
+        Nats of ELBO that a converged fit in 100 dimensions may still lack. It is in proportion to the dimension, in
+        fewer down to a tenth, unless the posterior is far from every q of the family.
     n_draws : int, optional
         Draws in the first set (step="adaptive": 8, a power of 2), or in each iteration (other step rules).
     max_draws : int, optional

@@ -1,12 +1,10 @@
 """Base draws: standard normals; antithetic and quasi-random where the dimension allows, antithetic alone, or plain."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from pymc_ngvi.core.sizes import CACHED, STREAMED
@@ -109,11 +107,3 @@ def normals_at(uniforms: Array) -> Array:
 def density_of_normal(z: Any) -> Any:
     """Return the density of a standard normal."""
     return np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
-
-
-def globals_first(base: BaseDraws, globals_: NDArray[np.intp]) -> BaseDraws:
-    """Give the first columns, those of the best quality, to some coordinates; the others keep their order."""
-    order = np.concatenate([globals_, np.setdiff1d(np.arange(base.z.shape[1]), globals_)])
-    z = np.empty_like(base.z)
-    z[:, order] = base.z
-    return replace(base, z=z)

@@ -12,6 +12,8 @@ from pymc_ngvi.core.linalg import GIB
 #: Numbers in an array: that stay in a cache; of temporaries in a loop over parts; that are held at once, and kept; at
 #: most.
 CACHED, STREAMED, AT_ONCE, HELD, MOST_NUMBERS = 2**17, 2**20, 2**22, 2**25, 2**27
+#: Multiplications of small matrices from which on a call of LAPACK takes no longer than compiled loops.
+LARGE = 16_000.0
 #: Draws by default: that are predicted, shown, weighted by other densities, and weighed, where evaluations are cheap.
 N_PREDICTED, N_SHOWN, N_REWEIGHTED, N_WEIGHED = 1_000, 2_000, 4_000, 10_000
 #: Largest dimensions for which a dense covariance is made: without being asked for, as a product with it costs as much
@@ -57,6 +59,8 @@ type Seed = (
     | None
 )
 
+#: Of draws behind what is not to change by itself.
+FIXED_SEED = 20_240_607
 #: Seeds that are drawn from a generator are below this.
 END = 2**31
 #: Numbers of random streams apart from those of fits, whose levels and iterations are below a million.

@@ -510,10 +510,6 @@ class VariationalState(Protocol):
 class FittedState(VariationalState, Protocol):
     """A q that step rules move, in the coordinates of a `Density`."""
 
-    @property
-    def globals_(self) -> NDArray[np.intp] | None:
-        """Coordinates that are global parameters, judged apart from group effects; None where unknown."""
-
     def arrays(self) -> dict[str, AnyArray]:
         """Return what files keep, by name: the parameters, and what makes the form."""
 
@@ -574,9 +570,6 @@ class GaussianState(FittedState, Whitener, Spread, Protocol):
 
     def inner(self, first: Array, second: Array) -> float:
         """Return the inner product of two curvatures, as `flat` returns them, or of two natural gradients."""
-
-    def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
-        """Return gradient and curvature of a step without global parameters, in families that tell them apart."""
 
     def squared(self, curvature: Array) -> Array:
         """Return the matrix product of a curvature with itself, in families that are closed under it."""

@@ -110,14 +110,6 @@ class Estimator(abc.ABC):
         rows = [slice(k * base.n_draws, (k + 1) * base.n_draws) for k in range(len(thetas))]
         return [evaluation_of(q, theta, logp[at], grad[at]) for q, theta, at in zip(states, thetas, rows, strict=True)]
 
-    def has_hessian(self, target: Density) -> bool:
-        """Tell whether `hessian_at_mean` can be formed."""
-        return target.has_hessian
-
-    def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
-        """Return the Hessian of log p at the mean of a state."""
-        return target.mean_hessian(state.mean()[None])
-
     @abc.abstractmethod
     def moments(
         self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
@@ -282,10 +274,6 @@ class GaussNewton(Estimator):
         return by_replicate(lambda draws: [matrix(theta) for theta in draws], state, base, evaluation, stl=stl)
 
 
-#: Part of the standard deviations of q that stands for none.
-_NARROW = 1e-3
-
-
 @dataclass(frozen=True)
 class ExactEvaluation(Evaluation):
     """An expectation in place of draws, of which there are none; ``finite`` has one element, for the expectation."""
@@ -352,14 +340,6 @@ class Quadrature(Estimator):
         gap = 0.5 * float(grad @ grad) + 0.25 * state.inner(error, error)
         none = np.zeros(len(grad))
         return Moments(grad, curvature, none, none, gap, floor=0.0, floor_sd=0.0)
-
-    def has_hessian(self, target: Density) -> bool:
-        """Tell whether `hessian_at_mean` can be formed: it takes no second derivative of log p."""
-        return True
-
-    def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
-        """Return the Hessian of log p at the mean of a state."""
-        return cast(RowsTarget, target).expected(state.with_scale(state.location, _NARROW * state.sd())).hessian
 
 
 #: Draws that the curvature is averaged over, and dimensions beyond which it is left alone.

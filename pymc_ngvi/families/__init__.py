@@ -3,7 +3,7 @@
 from typing import Literal
 
 from pymc_ngvi.core.types import FittedState
-from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Traits
+from pymc_ngvi.families.family import Family, Maker, Traits
 from pymc_ngvi.families.gaussian import (
     BlockFamily,
     BlockState,
@@ -63,7 +63,6 @@ __all__ = [
     "DiagonalState",
     "Family",
     "FamilyName",
-    "FamilyOptions",
     "FullFamily",
     "FullPrecisionState",
     "FullState",
@@ -72,7 +71,6 @@ __all__ = [
     "Maker",
     "MixtureFamily",
     "MixtureState",
-    "ModelForm",
     "SparseFamily",
     "SparseState",
     "StudentTFamily",

@@ -1,15 +1,9 @@
 """What a family is: it makes approximations of location and scale, and says of itself what the package asks of it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, Self
-
-import numpy as np
-
-from numpy.typing import NDArray
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from pymc_ngvi.core.types import Array, FittedState
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 
 
 class Product(NamedTuple):
@@ -78,60 +72,6 @@ class Traits:
     from_structure: bool = False
 
 
-class ModelForm(Protocol):
-    """What a family may ask of a model."""
-
-    @property
-    def n_dim(self) -> int:
-        """Number of unconstrained coordinates."""
-
-    def labels(self, blocks: Sequence[Sequence[str]] | None) -> NDArray[np.intp]:
-        """Return the block of each coordinate, (n_dim,), ints, for blocks of names; by default of each variable."""
-
-    def structure(self, *, fill: bool, sums: bool) -> SparseStructure | None:
-        """Return the structure of the factor of the Hessian; None where that counts as dense.
-
-        Parameters
-        ----------
-        fill : bool
-            Whether elimination may fill it in, where that costs much less than blocks beside a border.
-        sums : bool
-            Whether there may be sums over many coordinates beside what is sparse.
-        """
-
-
-class FamilyOptions(Protocol):
-    """Options of a fit that families read; `FitOptions` says what they mean."""
-
-    @property
-    def blocks(self) -> Sequence[Sequence[str]] | None:
-        """Names of coordinates that share a block."""
-
-    @property
-    def factor(self) -> str | None:
-        """What the Cholesky factor is of."""
-
-    @property
-    def components(self) -> str | None:
-        """Family of the components."""
-
-    @property
-    def update(self) -> str | None:
-        """The update."""
-
-    @property
-    def estimator(self) -> str | None:
-        """The estimator."""
-
-    @property
-    def step(self) -> str | None:
-        """The step rule."""
-
-    @property
-    def n_components(self) -> int | str | None:
-        """Components, at most."""
-
-
 class Maker[Q: FittedState](Protocol):
     """Makes approximations: a family for one model, or a class of states that needs no more than location and scale."""
 
@@ -148,8 +88,8 @@ class Family[Q: FittedState](Maker[Q], Protocol):
     traits: ClassVar[Traits]
 
     @classmethod
-    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
-        """Return the family for a model.
+    def of(cls, model: Any, options: Any) -> Self:
+        """Return the family for a model, as a `Form`, and a fit's options.
 
         Raises
         ------

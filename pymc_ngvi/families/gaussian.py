@@ -20,8 +20,6 @@ from pymc_ngvi.families.family import (
     NO_OTHER_FACTOR,
     OF_COVARIANCE,
     Family,
-    FamilyOptions,
-    ModelForm,
     Product,
     Traits,
 )
@@ -99,11 +97,6 @@ class Gaussian[S: Structure]:
     def n_params(self) -> int:
         """Numbers in the mean and in the factor."""
         return self.n_dim + self.structure.n_lower(self.n_dim)
-
-    @property
-    def globals_(self) -> NDArray[np.intp] | None:
-        """Coordinates of global parameters; None where the structure does not tell them apart."""
-        return None
 
     # --- the distribution ---
 
@@ -284,10 +277,6 @@ class Gaussian[S: Structure]:
             return self
         return type(self)(self.location, self.scaled_columns(np.sign(entries)), self.structure)
 
-    def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
-        """Return gradient and curvature of a step without global parameters; not every structure tells them apart."""
-        raise NotImplementedError
-
     # --- beside others of the same structure ---
 
     def with_scale(self, location: Array, scale: Array) -> Self:
@@ -311,18 +300,24 @@ class Gaussian[S: Structure]:
         return self.structure.gram(self._relative(other), transposed=self.factor_sign > 0)
 
     def merged(self, other: Self, weight: float) -> Self:
-        """Return the Gaussian with the first two moments, within the structure, of a mixture with another.
+        """Return the Gaussian with the first two moments, within the structure, of a mixture with another of its class.
+
+        For factors of the covariance only.
 
         Raises
         ------
         LinAlgError
             Where their covariance is singular to rounding.
         """
-        apart = other.location - self.location
-        factor = self.structure.merged((self.factor, other.factor), apart, weight, self.factor_sign)
-        if factor is None:
+        structure, apart = self.structure, other.location - self.location
+        # Relative to this covariance, whose factor is that of the other one's.
+        between = structure.solve(self.factor, apart)[None]
+        of_means = (1.0 - weight) * structure.mirrored(structure.outer(between, between))
+        relative = weight * (structure.gram(structure.left_quotient(self.factor, other.factor)) + of_means)
+        root = structure.cholesky(self._plus_diagonal(relative, 1.0 - weight), reverse=False)
+        if root is None:
             raise np.linalg.LinAlgError("The covariance of the two together is nearly singular.")
-        return type(self)(self.location + weight * apart, factor, self.structure)
+        return type(self)(self.location + weight * apart, structure.product(self.factor, root), structure)
 
     # --- pieces ---
 
@@ -530,7 +525,7 @@ class FullFamily(GaussianFamily[FullState | FullPrecisionState]):
     )
 
     @classmethod
-    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+    def of(cls, model: Any, options: Any) -> Self:
         """Return the family with the factor that the options ask for."""
         return cls(FullPrecisionState if options.factor == "precision" else FullState)
 
@@ -582,7 +577,7 @@ class DiagonalFamily(GaussianFamily[DiagonalState]):
     )
 
     @classmethod
-    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+    def of(cls, model: Any, options: Any) -> Self:
         """Return the family, the same for every model."""
         return cls()
 
@@ -740,14 +735,6 @@ class BlockStructure(Partition, Structure):
         result[inside] = self.gram(factor)[self.in_blocks(rows[inside], cols[inside])]
         return result
 
-    def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
-        """Return the factor for the mean, and the covariances within blocks, of a mixture of two Gaussians."""
-
-        def merge(first: Array, second: Array, between: Array) -> Array | None:
-            return Dense().merged((first, second), between[:, 0], weight, sign)
-
-        return self.each(merge, *map(self.unpack, factors), self._split(apart))
-
     def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
         """Return L with f(A) = L^T L for a positive function of the eigenvalues, as `Dense` does."""
         return self.each(lambda a: Dense().cholesky_of_function(a, function), self.unpack(curvature))
@@ -816,6 +803,6 @@ class BlockFamily(GaussianFamily[BlockState]):
     )
 
     @classmethod
-    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+    def of(cls, model: Any, options: Any) -> Self:
         """Return the family with the blocks that the options name."""
         return cls(BlockStructure(model.labels(options.blocks)))

@@ -18,9 +18,7 @@ from pymc_ngvi.families.family import (
     NO_IVON,
     NO_QUADRATURE,
     Family,
-    FamilyOptions,
     Maker,
-    ModelForm,
     Product,
     Refusal,
     Traits,
@@ -79,7 +77,6 @@ class StudentTState:
     log_shape: float
 
     n_uniform = 1
-    globals_ = None
 
     @property
     def n_dim(self) -> int:
@@ -233,7 +230,7 @@ class StudentTFamily(Family[StudentTState]):
     )
 
     @classmethod
-    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+    def of(cls, model: Any, options: Any) -> Self:
         """Return the family around all Gaussians."""
         return cls()
 
@@ -283,8 +280,6 @@ class MixtureState:
     components: tuple[GaussianState, ...]
 
     n_uniform = 1
-    #: No coordinate is known to be that of a group effect.
-    globals_ = None
 
     @property
     def n_dim(self) -> int:
@@ -457,7 +452,7 @@ class MixtureFamily(Family[MixtureState]):
     )
 
     @classmethod
-    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+    def of(cls, model: Any, options: Any) -> Self:
         """Return the family with the components that the options name."""
         component = COMPONENTS[options.components or next(iter(COMPONENTS))].of(model, options)
         return cls(component, options.n_components if isinstance(options.n_components, int) else _UNKNOWN)

@@ -17,11 +17,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.family import NO_GAUSS_NEWTON, NO_IVON, OF_PRECISION, FamilyOptions, ModelForm, Refusal, Traits
+from pymc_ngvi.families.family import NO_GAUSS_NEWTON, NO_IVON, OF_PRECISION, Refusal, Traits
 from pymc_ngvi.families.gaussian import Gaussian, GaussianFamily
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
 
@@ -57,21 +55,6 @@ class SparseState(Gaussian[SparseStructure]):
     def _cholesky(self) -> Any:
         """The factor of the precision."""
         return self.structure.cholesky_of(self.factor)
-
-    @property
-    def globals_(self) -> NDArray[np.intp] | None:
-        """The border, or coordinates that touch a large part of the others."""
-        return self.structure.globals_
-
-    def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
-        """Return whitened gradient and curvature of a step that leaves global coordinates alone.
-
-        To first order; exactly where others are independent given them.
-        """
-        grad, curvature = grad.copy(), np.where(self.structure.of_globals, 0.0, curvature)
-        grad[self.globals_] = 0.0
-        curvature[self.structure.fronts.diagonal[self.globals_]] = 1.0
-        return grad, curvature
 
     def precision_scaled_by(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of a whitened precision M, and C M^-1 C^T C^-T times the gradient.
@@ -200,7 +183,7 @@ class SparseFamily(GaussianFamily[SparseState]):
     )
 
     @classmethod
-    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+    def of(cls, model: Any, options: Any) -> Self:
         """Return the family with the structure of the model's Hessian; raise ValueError if that counts as dense.
 
         With fill-in where that costs less than blocks beside a border, and the steps are those that it goes with.

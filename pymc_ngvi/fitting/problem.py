@@ -22,11 +22,9 @@ from pymc_ngvi.families.dissection import find_blocks, structure_of
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
 from pymc_ngvi.families.matrices.structure import Partition
-from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.options import FitOptions, choose_family, form_of
 from pymc_ngvi.graphs.layout import Layout, Variable
-from pymc_ngvi.reparam import Conditional, ReparametrisedDensity, reparametrised
-from pymc_ngvi.reparam.row_space import RowSpaceDensity
+from pymc_ngvi.reparam import Conditional, PushforwardState, ReparametrisedDensity, RowSpaceDensity, reparametrised
 
 # --- where a fit starts: the mean from the model's initial point or the user's, the scale from a first look ---
 
@@ -423,7 +421,7 @@ def problem_by_draws(density: ModelDensity, options: FitOptions) -> tuple[Proble
 
 
 @dataclass(frozen=True)
-class _Form:
+class Form:
     """What families see of a model."""
 
     density: ModelDensity
@@ -449,4 +447,4 @@ class _Form:
 
 def make_family(options: FitOptions, density: ModelDensity, structure: Partition | None = None) -> Family[FittedState]:
     """Return what makes a state of location and scale."""
-    return FAMILIES[options.choice.family].of(_Form(density, structure), options)
+    return FAMILIES[options.choice.family].of(Form(density, structure), options)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -26,8 +26,9 @@ from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
 from pymc_ngvi.density.streams.density import BatchError, StreamReport
-from pymc_ngvi.families import traits_of
+from pymc_ngvi.families import DENSE, INDEPENDENT, FullState, traits_of
 from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.marginal.weighted import WEIGHTED
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Decision, Plan
 
 # --- what there is to say of modes beside that of the fit: where they are, and their share of the posterior ---
@@ -119,17 +120,7 @@ MUCH, _WIDER = 0.02, 0.2
 _NEAR_FARTHEST = 0.3
 
 
-class HasMoments(Protocol):
-    """What modes are left out of."""
-
-    def mean(self) -> Array:
-        """Return the mean."""
-
-    def sd(self) -> Array:
-        """Return the standard deviations."""
-
-
-def of_modes(modes: Sequence[OtherMode], q: HasMoments, layout: Layout, cure: str = "") -> list[Condition]:
+def of_modes(modes: Sequence[OtherMode], q: Any, layout: Layout, cure: str = "") -> list[Condition]:
     """Return what stands against a posterior that leaves out modes: little of the mass, only against its exactness."""
     if not modes:
         return []
@@ -392,6 +383,8 @@ class FitRecord:
 
     def closing_line(self) -> str:
         """Return the outcome in one line."""
+        if self.kind == WEIGHTED:
+            return ""
         if self.comes_first:
             work = (
                 f"{self.n_iterations:,} Gaussian fits of the latent variables"
@@ -410,6 +403,29 @@ class FitRecord:
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
             f"({self._what()}; {self.backend} backend)."
         )
+
+
+def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: int, seconds: float) -> FitRecord:
+    """Return the record of a posterior that no fit came before."""
+    return FitRecord(
+        status=Status.CONVERGED,
+        elbo=elbo,
+        gap=math.nan,
+        n_iterations=state.checks.n_fits,
+        n_gradients=density.n_gradients,
+        n_hessians=density.n_hessians,
+        n_dropped=0,
+        compile_seconds=density.compile_seconds,
+        run_seconds=max(seconds, 0.0),
+        family=DENSE if isinstance(state.gaussian, FullState) else INDEPENDENT,
+        update="natural",
+        estimator="quadrature",
+        step=state.kind,
+        backend=density.backend,
+        family_reason=f"it has the moments of the {state.kind} posterior",
+        seed=seed,
+        summed_out=density.summed_out_names,
+    )
 
 
 # --- what a fit has come to, and what the user is told of it ---
@@ -478,13 +494,7 @@ _RAISED = (Refused, StartError, MemoryError, *LOST)
 RAISE = "PYMC_NGVI_RAISE"
 
 
-class HasRecord(Protocol):
-    """An approximation, as far as it is needed here."""
-
-    record: FitRecord | None
-
-
-class SoFar[A: HasRecord]:
+class SoFar[A: Any]:
     """The context of a call: Ctrl-C ends it with what there is by then, or is raised where there is nothing yet.
 
     After lost data, the error is raised with what there is as its ``approx``.

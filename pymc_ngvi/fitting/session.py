@@ -55,7 +55,7 @@ from pymc_ngvi.fitting.problem import (
 )
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of, spared
-from pymc_ngvi.reparam.row_space import RowSpaceDensity
+from pymc_ngvi.reparam import RowSpaceDensity
 from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.steps.incremental import Incremental, IncrementalState
 from pymc_ngvi.updates import DIRECTIONS
@@ -543,7 +543,7 @@ def thinned(rule: Rule, state: RuleState) -> RuleState:
     if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)):
         return state
     base, theta = state.base, state.evaluation.theta
-    again = rule.base_draws(state.level, base.n_draws, state.q)
+    again = rule.base_draws(state.level, base.n_draws)
     if not (_same(again.z, base.z) and _same(state.q.draws(again.z), theta)) or again.n_replicates != base.n_replicates:
         return state
     return replace(state, base=replace(base, z=base.z[:0]), evaluation=replace(state.evaluation, theta=theta[:0]))
@@ -557,7 +557,7 @@ def filled(rule: Rule, state: RuleState) -> RuleState:
     """Return a state as it was before `thinned`."""
     if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)) or len(state.base.z):
         return state
-    base = rule.base_draws(state.level, len(state.evaluation.logp), state.q)
+    base = rule.base_draws(state.level, len(state.evaluation.logp))
     return replace(state, base=base, evaluation=replace(state.evaluation, theta=state.q.draws(base.z)))
 
 

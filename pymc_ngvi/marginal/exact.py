@@ -7,6 +7,7 @@ import numpy as np
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.psis import effective_size
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.types import Array, GaussianState
@@ -20,7 +21,7 @@ from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeIn
 from pymc_ngvi.marginal.margins import PROFILE
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.proposals import effective_size, mixture_of
+from pymc_ngvi.marginal.proposals import mixture_of
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import MOST, MOST_SURE, WANTED_OF_MORE, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import by_neighbours

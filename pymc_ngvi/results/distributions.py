@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,13 +34,12 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
 from pymc_ngvi.families.matrices.structure import Partition
-from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.graphs.layout import Variable
-from pymc_ngvi.marginal.joint import JointDraws
+from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
-from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
+from pymc_ngvi.reparam import Conditional, PushforwardState, ReparametrisedDensity
 from pymc_ngvi.results.structure import ModelStructure
 
 #: Effective draws for each dimension from which on their covariance is near enough to that of the posterior: where 400
@@ -354,9 +354,13 @@ class Distribution:
         """Return the same for means of global parameters alone, where these repeat more often than draws do."""
         return self.effective(n)
 
-    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+    def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return draws with the weights that it keeps of them, worth ``n`` as far as that can be had."""
-        return JointDraws.of_equal_weight(self.draw(n, rng))
+        return Draws.of_equal_weight(self.draw(n, rng))
+
+    def sources(self, theta: Array) -> NDArray[np.intp]:
+        """Return numbers, (n,), that are equal for draws that are not independent."""
+        return np.arange(len(theta))
 
     # --- moments ---
 
@@ -547,12 +551,23 @@ class PoolDistribution(Distribution):
         """Return draws of equal weight."""
         return self.q.draw(n, rng)
 
-    base = draw_matched = draw
+    draw_matched = draw
+
+    def base(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws of what there is: not more than these are worth, where more would be repetitions."""
+        if not self.q.rest.n_parts:
+            n = min(n, math.ceil(self.q.rest.effective_size(self.q.effective_size)))
+        return self.q.draw(n, rng, enlarges=False)
+
+    def sources(self, theta: Array) -> NDArray[np.intp]:
+        """Return numbers, (n,), that are equal where globals are."""
+        g = np.ascontiguousarray(theta[:, self.q.globals_])
+        return np.unique(g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0], return_inverse=True)[1]
 
     def log_density(self, theta: Array) -> None:
         """Return None: it is not known."""
 
-    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+    def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return the pool, with the other coordinates at each, and its weights."""
         return self.q.joint(n, rng)
 
@@ -599,9 +614,7 @@ class PoolDistribution(Distribution):
 
         And the effective sizes of the pool, and of its globals.
         """
-        g = np.ascontiguousarray(theta[:, self.q.globals_])
-        rows = g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0]
-        number, log_weight = np.unique(rows, return_inverse=True)[1], self.q.rest.weight_of(self.q, theta)
+        number, log_weight = self.sources(theta), self.q.rest.weight_of(self.q, theta)
         stats: dict[str, NDArray[Any]] = {"global_draw": number}
         stats |= {} if log_weight is None else {"log_weight": log_weight}
         attrs = {

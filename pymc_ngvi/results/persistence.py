@@ -33,10 +33,9 @@ from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families import FAMILIES
-from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import memory_of, remember
-from pymc_ngvi.reparam import reparametrised
+from pymc_ngvi.reparam import PushforwardState, reparametrised
 from pymc_ngvi.results.distributions import Posterior
 
 #: Suffixes of netCDF files.

@@ -7,15 +7,13 @@ import functools
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.draws import MAX_SOBOL_DIM, globals_first
-from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.sizes import ASSESSMENT
+from pymc_ngvi.core.sizes import ASSESSMENT, MAX_DENSE_DIM
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -24,13 +22,11 @@ from pymc_ngvi.core.types import (
     BaseDraws,
     Density,
     Evaluation,
-    Expectation,
     GaussianState,
+    MatrixHessian,
     MeanHessian,
     Moments,
-    RowRules,
-    RowsTarget,
-    Spread,
+    PatternHessian,
     StepRule,
     Update,
     VariationalState,
@@ -78,103 +74,19 @@ class Conditioned:
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess log p over draws."""
         whole = self._target.mean_hessian(self._given(theta))
-        return _GivenHessian(whole, self._index, self._sd**2, self.n_dim)
-
-    def expected(
-        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
-    ) -> Expectation:
-        """Return the expectation under a Gaussian, where that of the whole is known without draws."""
-        given = _Given(q, self._index, self._point)
-        apart = q.location[self._index] - self._point
-        square = (apart**2 + q.covariances(self._index, self._index)) / self._sd**2
-        own = -0.5 * float(square.sum())
-        whole = cast(RowsTarget, self._target).expected(given, rules, adapt=adapt, least=least - own)
-        grad = whole.grad.copy()
-        grad[self._index] = -apart / self._sd**2
-        hessian = _GivenHessian(whole.hessian, self._index, self._sd**2, self.n_dim)
-        return whole._replace(value=whole.value + own, grad=grad, hessian=hessian)
-
-    def rows_cover(self, draw: Callable[[], Array]) -> bool:
-        """Tell whether rows are all of log p at draws; see `RowsTarget`."""
-        return cast(RowsTarget, self._target).rows_cover(lambda: self._given(draw()))
+        own, pattern = np.zeros(self.n_dim), whole.pattern
+        own[self._index] = -(self._sd**-2.0)
+        if pattern is None:
+            is_own = (own != 0.0) | (own != 0.0)[:, None]
+            return MatrixHessian(np.where(is_own, np.diag(own), whole.products(np.eye(self.n_dim))))
+        rows, cols = own[pattern.rows], own[pattern.cols]
+        is_own, on_diagonal = (rows != 0.0) | (cols != 0.0), np.where(pattern.off_diagonal, 0.0, rows)
+        return PatternHessian(pattern, np.where(is_own, on_diagonal, whole.values()))
 
     def _given(self, theta: Array) -> Array:
         given = theta.copy()
         given[:, self._index] = self._point
         return given
-
-
-class _Given:
-    """A Gaussian with some coordinates at a point."""
-
-    def __init__(self, q: Spread, index: NDArray[np.intp], point: Array) -> None:
-        self._q, self._is_given = q, np.zeros(len(q.location), dtype=bool)
-        self._is_given[index] = True
-        self.location = q.location.copy()
-        self.location[index] = point
-
-    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
-        """Return entries of the covariance, (n,)."""
-        return np.where(self._is_given[rows] | self._is_given[cols], 0.0, self._q.covariances(rows, cols))
-
-    def covariance_times(self, vectors: Array) -> Array:
-        """Return the covariance times each vector, (n_vectors, n_dim)."""
-        result = self._q.covariance_times(np.where(self._is_given, 0.0, vectors))
-        result[:, self._is_given] = 0.0
-        return result
-
-
-@dataclass(frozen=True)
-class _GivenHessian(MeanHessian):
-    """Some rows and columns are 0 but for the diagonal: minus the inverse of ``variance``, (n_given,)."""
-
-    whole: MeanHessian
-    index: NDArray[np.intp]
-    variance: Array
-    n_dim: int
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """That of the whole."""
-        return self.whole.pattern
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        free = directions.copy()
-        free[:, self.index] = 0.0
-        products = self.whole.products(free)
-        products[:, self.index] = -directions[:, self.index] / self.variance
-        return products
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        diagonal = self.whole.diagonal().copy()
-        diagonal[self.index] = -1.0 / self.variance
-        return diagonal
-
-    def values(self) -> Array:
-        """Return the entries of ``pattern``, (n_entries,)."""
-        return self._given(cast(Pattern, self.pattern), self.whole.values())
-
-    @property
-    def summed(self) -> SummedPattern | None:
-        """That of the whole; None where a sum has one of the given coordinates."""
-        summed = self.whole.summed
-        return None if summed is None or summed.weights[:, self.index].any() else summed
-
-    def summed_values(self) -> Array:
-        """Return the entries of ``summed``, (n_entries,)."""
-        summed = self.summed
-        return super().summed_values() if summed is None else self._given(summed.pattern, self.whole.summed_values())
-
-    def _given(self, pattern: Pattern, of_whole: Array) -> Array:
-        values, own = of_whole.copy(), np.zeros(pattern.n_dim)
-        own[self.index] = -1.0 / self.variance
-        is_given = own != 0.0
-        values[is_given[pattern.rows] | is_given[pattern.cols]] = 0.0
-        diagonal = is_given[pattern.rows] & (pattern.rows == pattern.cols)
-        values[diagonal] = own[pattern.rows[diagonal]]
-        return values
 
 
 # --- scales of latent effects that a fit has lost: found, and looked for where they may be ---
@@ -212,21 +124,20 @@ class Tools(NamedTuple):
     fresh: BaseDraws
 
 
-def lost_scales(target: Density, estimator: Estimator, q: GaussianState) -> list[NDArray[np.intp]]:
+def lost_scales(target: Density, q: GaussianState) -> list[NDArray[np.intp]]:
     """Return the coordinates of scales that follow q instead of the data, those in one array to be moved together.
 
     It takes one Hessian, and none for a target that does not tell which coordinates are logarithms of positive
     variables.
     """
     positive: Sequence[NDArray[np.intp]] = getattr(target, "positive", ())
-    if not positive or not hasattr(q, "precision_product") or not estimator.has_hessian(target):
+    if not positive or not target.has_hessian:
         return []
-    hessian = estimator.hessian_at_mean(target, q)
+    hessian = target.mean_hessian(q.mean()[None])
+    if hessian.pattern is None and q.n_dim > MAX_DENSE_DIM:
+        return []
     own, groups = -hessian.diagonal(), list[NDArray[np.intp]]()
-    summed = None if hessian.summed is None else hessian.summed.weights.any(axis=0)
     for index in (i for i in positive if len(i) <= _MANY):
-        if summed is not None and summed[index].any():  # what is given of a sum leaves another sum
-            continue
         unit = np.zeros((len(index), q.n_dim))
         unit[np.arange(len(index)), index] = 1.0
         curvature = q.precision_product(unit)[np.arange(len(index)), index]
@@ -238,7 +149,7 @@ def lost_scales(target: Density, estimator: Estimator, q: GaussianState) -> list
 
 def recovered(tools: Tools, q: GaussianState) -> GaussianState | None:
     """Return a state of higher ELBO in which scales were moved; None where there is none."""
-    groups = lost_scales(tools.target, tools.estimator, q)
+    groups = lost_scales(tools.target, q)
     if not groups:
         return None
     start, best = q, tools.estimator.evaluate(tools.target, q, tools.fresh)
@@ -270,8 +181,6 @@ def _is_better(new: Evaluation, old: Evaluation) -> bool:
     if not (new.finite.all() and old.finite.all()):
         return bool(np.isfinite(new.elbo) and new.finite.sum() > old.finite.sum())
     gain = new.elbo - old.elbo
-    if not len(new.logp):  # known without draws
-        return bool(gain > _LEAST_GAIN)
     difference = new.logp - old.logp
     se = float(np.std(difference, ddof=1)) / np.sqrt(len(difference))
     return bool(gain > max(_LEAST_GAIN, _N_SE_OF_GAIN * se))
@@ -403,46 +312,8 @@ def rescaled_gap(moments: Moments, pairs: Sequence[Pair]) -> Moments:
     )
 
 
-# --- whether global parameters of a hierarchical model still move ---
-#
-# Along the scale of group effects, or of a random walk, the ELBO can be a hundred times flatter than the Fisher
-# information says: q is far too narrow there, and its mean creeps by a fifth of a standard deviation a step, over tens
-# of them. Half the squared gradient tells of little, and the noise of one set of draws hides it. Over several sets it
-# does not: what is the same in all of them is no noise.
-
-
-#: Whitened error of a mean that a converged fit may have, and sampling error of a global one.
-MAX_ERROR, _MAX_NOISE = 0.1, 0.05
-
-
-@stored("adaptive.drift")
-@dataclass(frozen=True)
-class GlobalGradient:
-    """Whitened gradient of the global parameters, averaged over fresh sets of draws along the way."""
-
-    #: Sum of gradients, times draws; shape (n_globals,).
-    total: Array
-    #: Of ``total``; shape (n_globals,).
-    variance: Array
-    n_draws: int
-
-    @classmethod
-    def measured(cls, before: Self | None, q: GaussianState, moments: Moments, n_draws: int) -> Self | None:
-        """Return it with one more set; None for a q that does not tell globals from the rest."""
-        if q.globals_ is None:
-            return None
-        total, se = n_draws * moments.grad[q.globals_], n_draws * moments.grad_se[q.globals_]
-        if not np.isfinite(se).all():
-            return None
-        if before is None:
-            return cls(total, se**2, n_draws)
-        return cls(before.total + total, before.variance + se**2, before.n_draws + n_draws)
-
-    def is_settled(self) -> bool:
-        """Tell whether no global parameter moves, as far as several sets tell."""
-        mean, se = self.total / self.n_draws, np.sqrt(self.variance) / self.n_draws
-        return bool(np.max(np.abs(mean) - se, initial=0.0) <= MAX_ERROR and np.max(se, initial=0.0) <= _MAX_NOISE)
-
+#: Whitened error of a mean that a converged fit may have.
+MAX_ERROR = 0.1
 
 # --- standard deviations that grow without end: a sign of an improper posterior ---
 #
@@ -523,49 +394,21 @@ class AdaptiveState(ScheduleState):
     pairs: tuple[Pair, ...] = ()
     #: Steps on fixed sets near the optimum that were looked at for it; `_N_LEARNED` if one showed there is no need.
     n_learned: int = 0
-    #: Steps of group effects alone that may follow, at the start.
-    n_settling: int = 0
-    #: Of global parameters, over the fresh sets since the last large step.
-    drift: GlobalGradient | None = None
     #: Of standard deviations.
     growth: Growth = field(default_factory=Growth)
     #: Times that may follow in which lost scales are looked for.
     n_recoveries: int = 0
 
 
-# --- whether single coordinates have come to rest, beside what is left in nats ---
-
-
-def coordinatewise(q: GaussianState, moments: Moments) -> tuple[Array, Array]:
-    """Return whitened gradient and diagonal curvature of the coordinates that are looked at one by one.
-
-    Of a q that tells them from group effects, these are the global parameters: of thousands of effects, one is always
-    far out by chance, and what they lack together is in the gap.
-    """
-    curvature = q.curvature_diagonal(moments.curvature)
-    if q.globals_ is None:
-        return moments.grad, curvature
-    return moments.grad[q.globals_], curvature[q.globals_]
-
-
 #: Whitened errors, and nats, below which the fit counts as near the optimum.
 NEAR_ERROR, NEAR_NATS_PER_DIM = 0.6, 0.01
 #: Nats, beyond one for each dimension, below which secants serve where the metric is not exact.
 _TAME_NATS = 10.0
-#: Nats per dimension below which they serve among thousands of group effects: there a global parameter takes tens of
-#: plain steps, and each is dear.
-_SECANT_NATS_PER_DIM = 0.05
-#: Dimensions beyond which group effects are many, and those from which every draw counts.
-MANY, THOUSANDS = 100, 1_000
-#: Noise floors, among many group effects, down to which a set is worth solving: of the gap on a fixed set, most is what
-#: its draws say of each group by chance. Standard errors, and whitened units, that count as 0 in a global parameter.
-_MANY_FLOORS, _GLOBAL_SE, _LEAST_GLOBAL = 2.0, 1.0, 0.1
 
 
 def is_near(q: GaussianState, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near the optimum: in nats, and by the whitened errors of means and scales."""
-    grad, curvature = coordinatewise(q, moments)
-    largest = np.max(np.abs([grad, curvature - 1.0]), initial=0.0)
+    largest = np.max(np.abs([moments.grad, q.curvature_diagonal(moments.curvature) - 1.0]), initial=0.0)
     return bool(gap < max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim)) and largest < NEAR_ERROR)
 
 
@@ -573,20 +416,13 @@ def secants_serve(q: GaussianState, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
     if not q.exact_metric:
         return gap < _TAME_NATS + float(q.n_dim)
-    is_small = gap < _SECANT_NATS_PER_DIM * float(q.n_dim)
-    return (has_effects(q, THOUSANDS) and is_small) or is_near(q, moments, gap)
-
-
-def has_effects(q: GaussianState, more_than: int) -> bool:
-    """Tell whether a state has so many group effects, about, beside global parameters."""
-    return q.globals_ is not None and bool(q.n_dim > more_than)
+    return is_near(q, moments, gap)
 
 
 # --- the default step rule: no learning rate, few draws, a stop rule in nats ---
 # It follows the schedule that all kinds of q share. Natural steps of size 1 are taken while the ELBO on the draws at
 # hand does not fall, smaller ones where it would. What is added here is for Gaussians: near the optimum, secants
-# correct the natural gradient; in hierarchical models, group effects move first, and global parameters are at rest
-# where several sets of draws say so.
+# correct the natural gradient.
 
 #: Steps kept for the secant correction: where it serves only the last stretch, and where it is always needed.
 _N_PAIRS, N_PAIRS_INEXACT = 6, 12
@@ -595,24 +431,12 @@ _N_PAIRS, N_PAIRS_INEXACT = 6, 12
 _FAST_RATE, _N_LEARNED = 0.15, 6
 #: Part of a corrected step, at least: one that has to be shorter tells that its secants are none.
 _LEAST_CORRECTED = 0.01
-#: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
-_EXHAUSTED = 0.25
-#: Steps of the group effects alone at most, and nats a coordinate that one must gain to be followed by another.
-MAX_SETTLING, LEAST_GAIN = 6, 0.01
 #: Random streams from here on serve only to look for scales, never to move a state.
 _RECOVERY_LEVEL = 6 * ASSESSMENT
 
 
 class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[GaussianState, AdaptiveState]):
     """Second-order steps of a Gaussian that need no learning rate; the parameters are those of `Schedule`."""
-
-    def base_draws(self, level: int, n_draws: int, q: GaussianState | None = None) -> BaseDraws:
-        """Return the base draws of one level: a function of the seed, the level and the global coordinates of q."""
-        base = self._draw(n_draws, self._target.n_dim, np.random.default_rng([self.seed, level]))
-        # In more dimensions than quasi-random points have, global parameters come first.
-        if q is None or q.globals_ is None or q.n_dim <= MAX_SOBOL_DIM:
-            return base
-        return globals_first(base, q.globals_)
 
     # --- verbs of the loop ----------------------------------------------------------------------------------------
 
@@ -628,15 +452,13 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
             moments,
             belief=Belief.of(moments),
             n_dropped=evaluation.n_dropped,
-            n_settling=MAX_SETTLING if q.globals_ is not None and 0 < len(q.globals_) < q.n_dim else 0,
-            drift=GlobalGradient.measured(None, q, moments, base.n_draws),
             growth=Growth(first=q.sd()),
             n_recoveries=MAX_RECOVERIES,
         )
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
-        new = self._settle(state) if state.n_settling else super().step(state)
+        new = super().step(state)
         new = replace(new, growth=state.growth.after(new.q))
         ends_set = new.fresh and (state.level == 0 or self.terminate(new) not in (None, Status.UNBOUNDED))
         return self._with_scales(new) if new.n_recoveries and ends_set else new
@@ -649,34 +471,9 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         """Return a state in which a fit that gave up may try again."""
         return replace(super().reopen(state), growth=Growth(first=state.q.sd()))
 
-    def _settle(self, state: AdaptiveState) -> AdaptiveState:
-        """Take one step of the group effects alone, the global parameters being held.
-
-        At the start, group effects are near 0 with a spread that has nothing to do with the data. Steps of all
-        coordinates at once would first fit the scale of the effects to that, and then creep along the plateau of
-        effects that are all but 0, for twenty iterations on a centred logistic model. Held at their wide start, global
-        parameters let the effects find the data.
-        """
-        grad, curvature = state.q.without_globals(state.moments.grad, state.moments.curvature)
-        moments = replace(state.moments, grad=grad, curvature=curvature, replicates=None)
-        step = self._line_search(state, moments, 1.0)
-        if isinstance(step, Failure):
-            return self._solve(replace(state, n_settling=0))
-        gained = step.evaluation.elbo - state.elbo > LEAST_GAIN * step.q.n_dim
-        moved = replace(
-            state,
-            q=step.q,
-            evaluation=step.evaluation,
-            fresh=False,
-            step_size=step.size,
-            n_settling=state.n_settling - 1 if gained else 0,
-            drift=None,
-        )
-        return self._measured(moved)
-
     def _with_scales(self, state: AdaptiveState) -> AdaptiveState:
         """Look for lost scales elsewhere; return the state as it is where none are."""
-        bases = [self.base_draws(_RECOVERY_LEVEL + 2 * state.level + k, n, state.q) for k, n in enumerate(N_RECOVERY)]
+        bases = [self.base_draws(_RECOVERY_LEVEL + 2 * state.level + k, n) for k, n in enumerate(N_RECOVERY)]
         q = recovered(Tools(self._target, self._update, self._estimator, *bases), state.q)
         if q is None:
             return replace(state, n_recoveries=state.n_recoveries - 1 if state.level <= 1 else 0)
@@ -693,12 +490,6 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         talked_down = state.q.exact_metric and rescaled.floor < moments.floor
         return replace(state, moments=moments if talked_down else rescaled)
 
-    def _redraw(self, state: AdaptiveState, n_draws: int) -> AdaptiveState:
-        new = super()._redraw(state, n_draws)
-        if new.level == state.level:
-            return new
-        return replace(new, drift=GlobalGradient.measured(state.drift, new.q, new.moments, n_draws))
-
     def _is_exact(self, state: AdaptiveState) -> bool:
         return state.q.exact_metric
 
@@ -706,14 +497,9 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         return is_near(state.q, state.moments, gap)
 
     def _is_at_rest(self, state: AdaptiveState) -> bool:
-        m, index = state.moments, state.q.globals_
-        grad, curvature = coordinatewise(state.q, m)
-        grad_se, curvature_se = (
-            (m.grad_se, m.curvature_se) if index is None else (m.grad_se[index], m.curvature_se[index])
-        )
-        error, curvature_error = np.abs(grad) - 2.0 * grad_se, np.abs(curvature - 1.0) - 2.0 * curvature_se
-        if index is not None and (state.drift is None or not state.drift.is_settled()):
-            return False
+        m = state.moments
+        error = np.abs(m.grad) - 2.0 * m.grad_se
+        curvature_error = np.abs(state.q.curvature_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
         mean_met = np.max(error, initial=0.0) <= MAX_ERROR
         return bool(mean_met and np.max(curvature_error, initial=0.0) <= MAX_CURVATURE_ERROR)
 
@@ -749,16 +535,6 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         q = self._update(state.q, moments, rho, False)
         return None if q is None else self._pooled(state, q, rho)
 
-    def _draws_needed(self, state: AdaptiveState) -> float:
-        restless = has_effects(state.q, THOUSANDS) and not (state.drift and state.drift.is_settled())
-        return state.n_draws if restless else self.few_draws
-
-    def _rounded(self, state: AdaptiveState, n_draws: float) -> float:
-        # Among many group effects noise falls faster than the number of draws: the larger set is the cheaper one.
-        return (
-            float(2.0 ** np.ceil(np.log2(n_draws))) if has_effects(state.q, MANY) else super()._rounded(state, n_draws)
-        )
-
     # --- steps on a fixed set -------------------------------------------------------------------------------------
 
     def _found(self, state: AdaptiveState) -> tuple[AdaptiveState, Step[GaussianState, Evaluation] | Failure]:
@@ -771,7 +547,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
             step = self._line_search(state, state.moments, 1.0)
         if isinstance(step, Failure):
             return replace(state, next_step_size=1.0), step
-        state = replace(state, drift=None, next_step_size=min(1.0, 4.0 * step.size))
+        state = replace(state, next_step_size=min(1.0, 4.0 * step.size))
         return state, step._replace(direction=step.size * direction)
 
     def _line_search(
@@ -787,28 +563,9 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
             first=first,
         )
 
-    def _slack(self, state: AdaptiveState) -> float:
-        slack, floor = super()._slack(state), state.moments.floor
-        if state.q.globals_ is not None and state.moments.gap < NEAR_NATS_PER_DIM * float(state.q.n_dim):
-            # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
-            # together they hide what a global parameter gains.
-            return max(slack, min(2.0 * floor, max(self.tolerance.least(state.q), NEAR_NATS)))
-        return slack
-
-    def _is_solved(self, state: AdaptiveState) -> bool:
-        if not has_effects(state.q, MANY):
-            return super()._is_solved(state)
-        # The noise of group effects would hide global parameters that are off by many standard deviations, for which a
-        # larger set is no better than this one, only dearer: they must be at rest on this set.
-        m, index = state.moments, state.q.globals_
-        at_rest = np.abs(m.grad[index]) <= np.maximum(_LEAST_GLOBAL, _GLOBAL_SE * m.grad_se[index])
-        return bool(m.gap <= max(m.floor * _MANY_FLOORS, self._solved(state)) and at_rest.all())
-
     def _left(self, state: AdaptiveState) -> AdaptiveState:
         learning = state.n_draws >= self.few_draws and state.n_learned and not self._has_learned(state)
-        # Little is left to learn from where group effects hide a creeping global parameter no longer.
-        exhausted = state.q.globals_ is not None and state.moments.gap < _EXHAUSTED * state.moments.floor
-        if learning and state.step_size == 1.0 and not exhausted:
+        if learning and state.step_size == 1.0:
             return state
         # Within the sampling error, where full steps overshoot, there is nothing more to learn.
         return self._next_set(replace(state, n_learned=_N_LEARNED) if learning else state)
@@ -842,4 +599,4 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else N_PAIRS_INEXACT) :])
 
     def _has_learned(self, state: AdaptiveState) -> bool:
-        return has_effects(state.q, THOUSANDS) or state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)
+        return state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)

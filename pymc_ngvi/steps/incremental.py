@@ -43,18 +43,13 @@ class SeenByQuadratics(NamedTuple):
 
     #: shape (n_dim,).
     mean: Array
-    #: Packed, entries off the diagonal twice.
+    #: The covariance, or the variances.
     cov: Array
 
     @classmethod
     def of(cls, q: GaussianState) -> Self:
         """Return what they see."""
-        if is_diagonal(q):
-            return cls(q.location, q.sd() ** 2)
-        cov = pack(q.cov()) * 2.0
-        i = np.arange(q.n_dim)
-        cov[(i * (i + 3) // 2)] *= 0.5
-        return cls(q.location, cov)
+        return cls(q.location, q.sd() ** 2 if is_diagonal(q) else q.cov())
 
 
 @stored("incremental.quadratic", content=("n_rows", "constant", "linear", "precision"))
@@ -66,12 +61,12 @@ class Quadratic:
     constant: float
     #: shape (n_dim,).
     linear: Array
-    #: The lower triangle by rows, (n_dim * (n_dim + 1) / 2,); or the diagonal, (n_dim,), for a q that takes no more.
+    #: shape (n_dim, n_dim); or the diagonal, (n_dim,), for a q that takes no more.
     precision: Array
 
     @classmethod
     def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: SeenByQuadratics) -> Self:
-        """Return the function with an expectation and derivatives, the Hessian packed, under a Gaussian."""
+        """Return the function with an expectation and derivatives under a Gaussian."""
         linear = grad + cls(n_rows, 0.0, grad, -hessian).times(seen.mean)
         without = cls(n_rows, 0.0, linear, -hessian)
         return cls(n_rows, value - without.value(seen), linear, -hessian)
@@ -79,8 +74,7 @@ class Quadratic:
     @classmethod
     def none(cls, q: GaussianState) -> Self:
         """Return 0."""
-        n_entries = q.n_dim if is_diagonal(q) else q.n_dim * (q.n_dim + 1) // 2
-        return cls(0, 0.0, np.zeros(q.n_dim), np.zeros(n_entries))
+        return cls(0, 0.0, np.zeros(q.n_dim), np.zeros((q.n_dim,) * (1 if is_diagonal(q) else 2)))
 
     def __add__(self, other: "Quadratic") -> "Quadratic":
         """Return the sum."""
@@ -94,15 +88,12 @@ class Quadratic:
 
     def times(self, theta: Array) -> Array:
         """Return the precision times theta."""
-        n_dim = len(theta)
-        if len(self.precision) == n_dim and n_dim > 1:
-            return self.precision * theta
-        return unpack(self.precision, n_dim) @ theta
+        return self.precision @ theta if self.precision.ndim > 1 else self.precision * theta
 
     def value(self, seen: SeenByQuadratics) -> float:
         """Return the expectation under a Gaussian."""
         mean = seen.mean
-        square = float(mean @ self.times(mean)) + float(self.precision @ seen.cov)
+        square = float(mean @ self.times(mean)) + float(np.vdot(self.precision, seen.cov))
         return self.constant + float(self.linear @ mean) - 0.5 * square
 
     def grad(self, seen: SeenByQuadratics) -> Array:
@@ -115,35 +106,23 @@ def is_diagonal(q: GaussianState) -> bool:
     return q.n_params <= 2 * q.n_dim
 
 
-def packed(found: Expectation, q: GaussianState) -> Array:
+def hessian_of(found: Expectation, q: GaussianState) -> Array:
     """Return the expected Hessian as quadratic functions keep it."""
-    return found.hessian.diagonal() if is_diagonal(q) else pack(found.hessian.products(np.eye(q.n_dim)))
+    return found.hessian.diagonal() if is_diagonal(q) else found.hessian.products(np.eye(q.n_dim))
 
 
-def as_hessian(values: Array, n_dim: int) -> MatrixHessian:
+def as_hessian(values: Array) -> MatrixHessian:
     """Return a Hessian of what quadratic functions keep."""
-    return MatrixHessian(np.diag(values) if len(values) == n_dim else unpack(values, n_dim))
-
-
-def pack(matrix: Array) -> Array:
-    """Return the lower triangle, by rows."""
-    return matrix[np.tril_indices(len(matrix))]
-
-
-def unpack(values: Array, n_dim: int) -> Array:
-    """Return the symmetric matrix of a lower triangle."""
-    result = np.zeros((n_dim, n_dim))
-    result[np.tril_indices(n_dim)] = values
-    return result + np.tril(result, -1).T
+    return MatrixHessian(values if values.ndim > 1 else np.diag(values))
 
 
 # --- what errors in expected derivatives mean ---
 
 
 def gap_by_newton(q: GaussianState, grad: Array, hessian: Array) -> float:
-    """Return the nats to be gained where expected derivatives, the Hessian packed, are off by so much."""
+    """Return the nats to be gained where expected derivatives are off by so much."""
     whitened = q.whiten(grad[None])[0]
-    error = q.flat(q.curvature(as_hessian(hessian, q.n_dim)))
+    error = q.flat(q.curvature(as_hessian(hessian)))
     return 0.5 * float(whitened @ whitened) + 0.25 * q.inner(error, error)
 
 
@@ -197,7 +176,7 @@ class Change:
     #: Expected gradients less those of the sites kept, each under the q of the visit; the sum over batches; shape
     #: (n_dim,).
     grad: Array
-    #: The same of Hessians, packed.
+    #: The same of Hessians.
     hessian: Array
     #: The same of expectations.
     value: float = 0.0
@@ -278,7 +257,7 @@ def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> Inc
         seen, changes, error = SeenByQuadratics.of(q), [], 0.0
         for which, site in enumerate(cast(tuple[Site, ...], state.sites)):
             found, part = target.of_kept(which, q), cast(Quadratic, site.part)
-            now = Quadratic.of(part.n_rows, found.value, found.grad, packed(found, q), seen) - part
+            now = Quadratic.of(part.n_rows, found.value, found.grad, hessian_of(found, q), seen) - part
             weight = site.content.n_rows / part.n_rows
             changes.append(Quadratic(0, weight * now.constant, weight * now.linear, weight * now.precision))
             error += weight * found.error
@@ -367,12 +346,12 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             else self._improved(before, batch.n_rows, others, _MOST_FIRST if is_first else _MOST_STEPS)
         )
         content = Quadratic.of(
-            batch.n_rows, after.batch.value, after.batch.grad, packed(after.batch, after.q), after.seen
+            batch.n_rows, after.batch.value, after.batch.grad, hessian_of(after.batch, after.q), after.seen
         )
         part = None
         if self._target.is_read_once:  # some rows are kept
             n_kept, found = self._target.keep(batch.which, after.q)
-            part = Quadratic.of(n_kept, found.value, found.grad, packed(found, after.q), after.seen)
+            part = Quadratic.of(n_kept, found.value, found.grad, hessian_of(found, after.q), after.seen)
         site = Site(content, batch.print, part)
         known = [*state.sites, *[None] * (batch.which + 1 - len(state.sites))]
         known[batch.which] = site
@@ -407,8 +386,8 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             weight = self._target.total_size / (others.n_rows + n_rows)
             value = prior.value + weight * (batch.value + others.value(seen))
             grad = prior.grad + weight * (batch.grad + others.grad(seen))
-            hessian = packed(prior, q) + weight * (packed(batch, q) - others.precision)
-            whole = Expectation(value, batch.error, grad, as_hessian(hessian, q.n_dim), batch.rules)
+            hessian = hessian_of(prior, q) + weight * (hessian_of(batch, q) - others.precision)
+            whole = Expectation(value, batch.error, grad, as_hessian(hessian), batch.rules)
             finite = np.isfinite(value) and np.isfinite(grad).all() and np.isfinite(hessian).all()
             elbo = value + q.entropy() if finite else -np.inf
             moments = self._estimator.moments(self._target, q, NO_DRAWS, ExactEvaluation.of(whole, elbo))
@@ -431,8 +410,8 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
     def _stepped(self, q: GaussianState, total: Quadratic) -> tuple[float, GaussianState]:
         """Take a natural step where all batches are their sites; return the nats that it promised, too."""
         seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
-        hessian = packed(prior, q) - total.precision
-        whole = prior._replace(grad=prior.grad + total.grad(seen), hessian=as_hessian(hessian, q.n_dim))
+        hessian = hessian_of(prior, q) - total.precision
+        whole = prior._replace(grad=prior.grad + total.grad(seen), hessian=as_hessian(hessian))
         moments = self._estimator.moments(self._target, q, NO_DRAWS, ExactEvaluation.of(whole, 0.0))
         return moments.gap, self._update(q, moments, 1.0, True) or q
 
@@ -498,7 +477,7 @@ def _changed(change: Change, before: _Tried, old: Site | None) -> Change:
     site, batch = old.content, before.batch
     return Change(
         change.grad + batch.grad - site.grad(before.seen),
-        change.hessian + packed(batch, before.q) + site.precision,
+        change.hessian + hessian_of(batch, before.q) + site.precision,
         change.value + batch.value - site.value(before.seen),
         change.error + batch.error,
     )

@@ -22,29 +22,23 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,
     Assessment,
-    BaseDraws,
     Bends,
     BentRowsTarget,
-    Density,
     Evaluation,
     GaussianState,
     Moments,
     RowRules,
     RowsTarget,
     Target,
-    VariationalState,
 )
-from pymc_ngvi.estimators import ExactEvaluation, Quadrature
+from pymc_ngvi.estimators import ExactEvaluation
 from pymc_ngvi.steps.adaptive import (
-    MAX_RECOVERIES,
     N_PAIRS_INEXACT,
     Growth,
     Pair,
-    Tools,
     correct,
     moments_of,
     natural_gradient,
-    recovered,
     trusted,
 )
 from pymc_ngvi.steps.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
@@ -205,7 +199,7 @@ _N_PAIRS, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 0.5, 5e-3, 0.1
 #: Part of what the slope promises, from which on a step could have been longer, and the longest.
 _FLAT, _LONGEST = 0.75, 64.0
 #: Part of the tolerance that a converged fit may have left: what is exact may as well be found exactly.
-_PART = 0.002
+_PART = 0.001
 #: Steps in a row that gain nothing, after which there is nothing to gain.
 _MOST_IDLE = 3
 #: Nats to which an ELBO is known at best, as the tolerance of quadrature has it: a smaller gap means nothing.
@@ -248,8 +242,6 @@ class LineSearchState:
     blind: bool = False
     #: Of standard deviations.
     growth: Growth = field(default_factory=Growth)
-    #: Times that may follow in which lost scales are looked for.
-    n_recoveries: int = MAX_RECOVERIES
     #: How expected derivatives of rows change.
     bends: Bends | None = None
     #: The part of the precision that is of each row; None where it is not known; shape (n_rows,), or None.
@@ -311,18 +303,8 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     def step(self, state: LineSearchState) -> LineSearchState:
         """Take one step."""
         new = self._stepped(state)
-        if (self._is_solved(new) or new.idle >= _MOST_IDLE) and np.isnan(new.error):
-            new = self._anew(new)
-        # Where the gradient promises little, scales may be lost.
-        is_near = new.moments.gap < near(new.q) <= state.moments.gap
-        return self._with_scales(new) if new.n_recoveries and (is_near or self._is_solved(new)) else new
-
-    def _with_scales(self, state: LineSearchState) -> LineSearchState:
-        """Look for lost scales elsewhere; return the state as it is where none are."""
-        q = recovered(Tools(self._target, self._update, Following(state.rules), NO_DRAWS, NO_DRAWS), state.q)
-        if q is None:
-            return replace(state, n_recoveries=0 if self._is_solved(state) else state.n_recoveries)
-        return replace(self.init(q), growth=state.growth, n_recoveries=state.n_recoveries - 1)
+        done = self._is_solved(new) or new.idle >= _MOST_IDLE
+        return self._anew(new) if done and np.isnan(new.error) else new
 
     def _stepped(self, state: LineSearchState) -> LineSearchState:
         known = self._newton(state)
@@ -491,16 +473,3 @@ def _mixed(state: LineSearchState, rho: float) -> Array | None:
 def near(q: GaussianState) -> float:
     """Return the gap below which steps are learned from."""
     return _NEAR + _NEAR_PER_DIM * q.n_dim
-
-
-class Following(Quadrature):
-    """Expectations by the rules of the one before, and by others where its rows are wider or narrower."""
-
-    def __init__(self, rules: RowRules | None) -> None:
-        self._rules = rules
-
-    def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> ExactEvaluation:
-        """Take the expectation of log p under a Gaussian."""
-        evaluation = self.by_rules(target, cast(GaussianState, state), self._rules, adapt=True)
-        self._rules = evaluation.expectation.rules
-        return evaluation

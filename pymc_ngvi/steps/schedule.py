@@ -61,9 +61,8 @@ _INEXACT = 0.3
 class Tolerance:
     """Nats of ELBO that a converged fit may still lack, with every step rule.
 
-    In fewer than 100 dimensions they are less, in proportion to the dimension down to a tenth, unless the posterior is
-    far from every q of the family; for a q that tells group effects from global parameters, which are judged one by
-    one, the proportion goes on above 100.
+    They are in proportion to the dimension: in fewer than 100 less, down to a tenth, unless the posterior is far from
+    every q of the family.
     """
 
     #: Of a fit in 100 dimensions.
@@ -71,12 +70,12 @@ class Tolerance:
 
     def most(self, q: FittedState) -> float:
         """Return the tolerance however far the posterior is from Gaussian."""
-        # Among group effects, errors that are small in each add up; elsewhere nothing tells them from global ones.
-        return self.tol * (1.0 if q.globals_ is None else max(1.0, _PER_DIM * float(q.n_dim)))
+        # Errors that are small in each of many coordinates add up.
+        return self.tol * max(1.0, _PER_DIM * float(q.n_dim))
 
     def least(self, q: FittedState) -> float:
         """Return the tolerance where the posterior is near-Gaussian."""
-        return min(self.tol * max(_PER_DIM * float(q.n_dim), _LEAST), self.most(q))
+        return self.tol * max(_PER_DIM * float(q.n_dim), _LEAST)
 
     def at(self, q: FittedState, spread: float, *, exact: bool = True) -> float:
         """Return the tolerance for a state.
@@ -399,13 +398,13 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
     # --- what a subclass says -------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    def base_draws(self, level: int, n_draws: int, q: Q | None = None) -> BaseDraws:
-        """Return the base draws of one level: a function of the seed, the level and what q says of coordinates."""
+    def base_draws(self, level: int, n_draws: int) -> BaseDraws:
+        """Return the base draws of one level: a function of the seed and the level."""
+        return self._draw(n_draws, self._target.n_dim, np.random.default_rng([self.seed, level]))
 
     def _at(self, q: Q, level: int, n_draws: int) -> tuple[BaseDraws, E]:
         """Return new base draws, and log p at these draws of q."""
-        base = self.base_draws(level, n_draws, q)
+        base = self.base_draws(level, n_draws)
         return base, cast(E, self._estimator.evaluate(self._target, q, base))
 
     def _drawn(self, state: S, level: int, n_draws: int) -> tuple[Q, BaseDraws, E]:

@@ -80,7 +80,7 @@ def fitted(always):
 def test_a_fit_is_that_of_the_dense_family(fitted):
     filled, full = fitted[1]["sparse"], fitted[1]["full"]
     assert type(filled.q) is SparseState
-    assert filled.q.structure.partition is None
+    assert not filled.q.structure.is_closed
     assert filled.status is full.status is Status.CONVERGED
     assert abs(filled.elbo.value - full.elbo.value) < 1e-3  # nats; tol asks for 0.05
     np.testing.assert_allclose(filled.q.sd(), full.q.sd(), rtol=2e-3)
@@ -92,7 +92,7 @@ def test_results_are_saved_and_described(fitted, tmp_path):
     approx.save(tmp_path / "map.nc")
     again = load(tmp_path / "map.nc", model)
     assert type(again.q) is SparseState
-    assert again.q.structure.partition is None
+    assert not again.q.structure.is_closed
     np.testing.assert_array_equal(again.q.sd(), approx.q.sd())
     np.testing.assert_allclose(approx.cov_of("log_sd").to_numpy(), approx.q.sd()[:1, None] ** 2, rtol=1e-8)
     assert "1 global parameter" in str(approx.structure) or "separators" in str(approx.structure)
@@ -112,7 +112,7 @@ def test_draws_fit_it_too(fitted):
             model=model, family="sparse", estimator="price", step="adaptive", **QUIET | {"random_seed": seed}
         )
         assert type(approx.q) is SparseState
-        assert approx.q.structure.partition is None
+        assert not approx.q.structure.is_closed
         assert approx.status is Status.CONVERGED
         errors.append((approx.q.mean() - exact["full"].q.mean()) / exact["full"].q.sd())
         assert np.sqrt(np.mean(errors[-1] ** 2)) < 0.1

@@ -16,7 +16,7 @@ from pymc_ngvi.density import by_rows, expectations
 from pymc_ngvi.estimators import Quadrature
 from pymc_ngvi.families import FullState
 from pymc_ngvi.families.gaussian import LowRankState
-from pymc_ngvi.reparam.row_space import RowSpaceDensity
+from pymc_ngvi.reparam import RowSpaceDensity
 from pymc_ngvi.updates import natural
 
 N_ROWS, N_COEFFICIENTS = 30, 120

@@ -6,7 +6,6 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from matrix import two_seeds
 from targets import Quadratic, restrict
 
 import pymc_ngvi
@@ -51,32 +50,6 @@ class Target(Quadratic):
     def __init__(self, labels, mean, precision):
         super().__init__(mean, precision)
         self.pattern = Partition(labels).pattern
-
-
-# --- beside each other ------------------------------------------------------------------------------------------------
-
-
-@each_structure
-@two_seeds
-def test_two_in_one_have_the_mean_and_the_stored_covariances_of_both(labels, seed):
-    """Of all Gaussians with these covariances, the one whose precision has no entry outside the structure."""
-    rng = np.random.default_rng(seed)
-    one, other = sparse(labels, rng), sparse(labels, rng)
-    found, apart = one.merged(other, 0.3), other.location - one.location
-    np.testing.assert_allclose(found.location, 0.7 * one.location + 0.3 * other.location, rtol=1e-12)
-    cov = 0.7 * one.cov() + 0.3 * other.cov() + 0.21 * np.outer(apart, apart)
-    np.testing.assert_allclose(restrict(labels, found.cov()), restrict(labels, cov), rtol=1e-8, atol=1e-9)
-    precision = np.linalg.inv(found.cov())
-    np.testing.assert_allclose(precision, restrict(labels, precision), atol=1e-9 * np.abs(precision).max())
-
-
-@pytest.mark.parametrize("far", [1e8, 1e12])
-def test_two_that_make_a_singular_one_stay_two(far):
-    labels = (0, 1, -1)
-    # Seen from so far, both are points on one line: what the border leaves of a variance is rounding for the most part.
-    states = [of_precision(labels, np.array(mean) * far, np.eye(3)) for mean in ([0, 0, 0], [0.3, 0.7, 1.1])]
-    with pytest.raises(np.linalg.LinAlgError, match="nearly singular"):
-        states[0].merged(states[1], 0.5)
 
 
 # --- added, halved, joined --------------------------------------------------------------------------------------------

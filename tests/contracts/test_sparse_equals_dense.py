@@ -57,24 +57,6 @@ class Permuted:
         return MatrixHessian(self._dense(self._rows, self._cols, values), self.pattern)
 
 
-def dense_twin(n_local):
-    """Return a dense family that holds its last coordinates, as the sparse one does, while group effects settle."""
-
-    class DenseTwin(FullPrecisionState):
-        @property
-        def globals_(self):
-            return np.arange(n_local, self.n_dim)
-
-        def without_globals(self, grad, curvature):
-            grad, curvature = grad.copy(), curvature.copy()
-            grad[n_local:] = 0.0
-            curvature[n_local:], curvature[:, n_local:] = 0.0, 0.0
-            curvature[n_local:, n_local:] = np.eye(self.n_dim - n_local)
-            return grad, curvature
-
-    return DenseTwin
-
-
 def both(model, n):
     """Return the states of the sparse family and of its dense twin after ``n`` iterations, and their ELBOs."""
     density = LogDensity(model)
@@ -82,7 +64,7 @@ def both(model, n):
     target = Permuted(density, structure.order)
     labels = np.full(density.n_dim, -1)
     labels[: structure.n_local] = np.repeat(np.arange(len(structure.sizes)), structure.sizes)
-    families = SparseFamily(SparseStructure.of_blocks(Partition(labels))), dense_twin(structure.n_local)
+    families = SparseFamily(SparseStructure.of_blocks(Partition(labels))), FullPrecisionState
     point = density.initial_point()[structure.order]
     states = []
     for family in families:

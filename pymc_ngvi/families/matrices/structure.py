@@ -4,7 +4,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -130,33 +130,41 @@ PER_COORDINATE, PER_ENTRY = 512, 448
 SUFFIX_SUMS = 40
 
 
-class Structure(Protocol):
-    """Matrices with zeros in the same places, each held as one array.
+@dataclass(frozen=True)
+class Structure:
+    """Matrices with zeros in the same places, each held as one array: here all matrices; others say what they do else.
 
     A *factor* is lower triangular with a diagonal that is not 0, maybe in another order of the coordinates; with the
     others of its structure it is closed under products and inverses. A *curvature* is symmetric, and can differ from 0
-    where a factor or its transpose can. Vectors are rows: (..., n_dim).
+    where a factor or its transpose can. Vectors are rows: (..., n_dim). What is said of dense factors, curvatures and
+    outer products holds of each of a stack, too.
     """
 
     #: Of each entry: the coordinate of its column, as an index into (n_dim,) that broadcasts.
-    columns: Any = slice(None)
-
-    # --- form ---
+    columns: ClassVar[Any] = slice(None)
 
     def n_lower(self, n_dim: int) -> int:
         """Return the number of entries of a factor."""
+        return n_dim * (n_dim + 1) // 2
 
     def memory_bytes(self, n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own, at its peak."""
+        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 matrices.
+
+        The curvature of each of eight replicates, the noise of each, and up to twelve vectors of secant pairs.
+        """
+        return PER_ENTRY * n_dim * n_dim
 
     def on_diagonal(self, matrix: Array) -> Any:
         """Return where the raveled array has the diagonal, in the order of the coordinates."""
+        return slice(None, None, len(matrix) + 1)
 
     def from_diagonal(self, entries: Array) -> Array:
         """Return a diagonal matrix."""
+        return np.diag(entries)
 
     def dense(self, curvature: Array) -> Array:
         """Return a symmetric matrix as (n_dim, n_dim)."""
+        return curvature
 
     def arrays(self) -> dict[str, AnyArray]:
         """Return what files keep of the structure beside its matrices, by name."""
@@ -171,9 +179,13 @@ class Structure(Protocol):
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times each vector."""
+        return _product(vectors, factor if transposed else factor.mT)
 
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
-        """Return the inverse of the factor, or of its transpose, times each vector."""
+        """Return the inverse of the factor, or of its transpose, times each vector, (n_dim,) or (n_vectors, n_dim)."""
+        columns = vectors if vectors.ndim == 1 else vectors.mT
+        solution = linalg.solve_lower(factor, columns, transpose=transposed)
+        return solution if vectors.ndim == 1 else solution.mT
 
     def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
         """Return v^T P v for the precision P of each vector, where the factor is of the covariance, or of P."""
@@ -184,81 +196,117 @@ class Structure(Protocol):
 
     def product(self, left: Array, right: Array) -> Array:
         """Return the product of two factors."""
+        return _product(left, right)
 
     def left_quotient(self, left: Array, right: Array) -> Array:
         """Return the inverse of the first factor times the second one."""
+        return linalg.solve_lower(left, right)
 
     def right_quotient(self, left: Array, right: Array) -> Array:
         """Return the first factor times the inverse of the second one."""
+        return linalg.solve_lower(right, left.mT, transpose=True).mT
 
     def gram(self, factor: Array, *, transposed: bool = False) -> Array:
         """Return F F^T, or F^T F."""
+        return _product(factor.mT, factor) if transposed else _product(factor, factor.mT)
 
     def sd(self, factor: Array, sign: int) -> Array:
         """Return the standard deviations for a factor of the covariance, or, for sign -1, of the precision."""
+        root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
+        return np.sqrt(np.einsum("...ij,...ij->...i", root, root))
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
-
-    def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
-        """Return the factor for the first two moments, as far as these are held, of a mixture of two Gaussians.
-
-        Parameters
-        ----------
-        factors : tuple of ndarray
-            Of both covariances, or, for sign -1, precisions.
-        apart : ndarray, shape (n_dim,)
-            The second mean minus the first one.
-        weight : float
-            Of the second one.
-        sign : {1, -1}
-
-        Returns
-        -------
-        ndarray or None
-            None where that covariance is singular to rounding.
-        """
+        if rows is cols or np.array_equal(rows, cols):
+            return self.sd(factor, sign)[rows] ** 2
+        root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
+        return (root @ root.T)[rows, cols]
 
     # --- curvatures ---
 
     def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
         """Return -C^T H C with the mean Hessian H and C = F, or, for sign -1, C = F^-T."""
+        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
+            if sign > 0:
+                return linalg.symmetrise(-(hessian.products(np.ascontiguousarray(factor.T)) @ factor))
+            half = linalg.solve_lower(factor, hessian.products(np.eye(len(factor))).T)
+            return linalg.symmetrise(-linalg.solve_lower(factor, half.T))
 
     def squared(self, curvature: Array) -> Array:
         """Return A A; not every structure is closed under it."""
-        raise NotImplementedError
+        return _product(curvature, curvature)
 
     def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
         """Return the factor L with A = L L^T, in reverse L^T L; None where A is not positive definite.
 
         Its diagonal counts as sums with 1, as those of relative precisions are: see `linalg.relative_terms`.
         """
+        terms = linalg.relative_terms(linalg.diagonal(curvature))
+        if not reverse:
+            return linalg.cholesky(curvature, terms)
+        upper = linalg.reverse_cholesky(curvature, terms)
+        return None if upper is None else upper.mT
 
     def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
-        """Return L with f(A) = L^T L for a positive function of the eigenvalues; None where there is none."""
-        return None
+        """Return L with f(A) = L^T L for a positive function of the eigenvalues.
+
+        None where that is not finite, or where values are so far apart that rounding hides the small ones.
+        """
+        eigenvalues, vectors = np.linalg.eigh(curvature)
+        with np.errstate(all="ignore"):
+            values = function(eigenvalues)
+        if not (np.isfinite(values) & (values > 0.0)).all():
+            return None
+        lower = linalg.cholesky_of_product((vectors * np.sqrt(values)[..., None, :])[..., ::-1, :])
+        return None if lower is None else np.ascontiguousarray(lower[..., ::-1, ::-1]).mT
 
     def half(self, curvature: Array) -> Array:
         """Return the lower triangle with a halved diagonal."""
+        return linalg.lower_triangle(curvature, 0.5)
 
     def lower_solve(self, factor: Array, curvature: Array) -> Array:
         """Return the entries that a factor has of F^-T A."""
+        return np.tril(linalg.solve_lower(factor, curvature, transpose=True))
 
-    # --- outer products, (n_outer, n_dim) on each side ---
+    # --- outer products ---
 
     def outer(self, left: Array, right: Array) -> Array:
         """Return the mean of left_b right_b^T, in the form of a curvature that is not symmetric."""
+        return left.mT @ (right / left.shape[-2])
 
     def lower(self, outer: Array) -> Array:
         """Return the entries of a factor."""
-        return outer
+        return linalg.lower_triangle(outer)
 
     def mirrored(self, outer: Array) -> Array:
         """Return the curvature that has these in its lower triangle."""
+        below = linalg.lower_triangle(outer, 0.0)
+        result: Array = below + below.mT
+        linalg.diagonal(result)[:] = linalg.diagonal(outer)
+        return result
 
     def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
-        """Return the factor times the lower triangle of the mean of left_b right_b^T with a halved diagonal."""
-        return self.product(factor, self.half(self.outer(left, right)))
+        """Return the factor times the lower triangle of the mean of left_b right_b^T with a halved diagonal.
+
+        Few outer products take O(n_dim^2): sums over the columns from j on are suffix sums.
+        """
+        if factor.shape[-1] <= SUFFIX_SUMS * left.shape[-2]:
+            return self.product(factor, self.half(self.outer(left, right)))
+        total = np.zeros_like(factor)
+        for a, b in zip(np.moveaxis(left, -2, 0), np.moveaxis(right, -2, 0), strict=True):
+            terms = factor * a[..., None, :]
+            sums = np.cumsum(terms[..., ::-1], axis=-1)[..., ::-1]
+            total += (sums - 0.5 * terms) * (b[..., None, :] / left.shape[-2])
+        return total
+
+
+def _product(left: Array, right: Array) -> Array:
+    """Return the product; for stacks of numbers, that of 1 x 1 matrices would take ten times as long."""
+    return left * right if right.ndim > 2 and right.shape[-1] == 1 else left @ right
+
+
+#: All matrices.
+Dense = Structure
 
 
 # --- diagonal matrices, each held as its diagonal, (n_dim,) ---
@@ -320,12 +368,6 @@ class Diagonal(Structure):
         """Return entries of the square, or, for sign -1, of its inverse, (n,)."""
         return np.where(rows == cols, factor[rows] ** (2 * sign), 0.0)
 
-    def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array:
-        """Return the factor for the first two moments of a mixture of two Gaussians, coordinate by coordinate."""
-        first, second = (factor ** (2 * sign) for factor in factors)
-        variance = (1.0 - weight) * first + weight * second + weight * (1.0 - weight) * apart**2
-        return np.sqrt(variance) ** sign
-
     def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
         """Return the diagonal of -C^T H C."""
         return -hessian.diagonal() * factor ** (2 * sign)
@@ -361,162 +403,8 @@ class Diagonal(Structure):
         """Return the diagonal."""
         return outer
 
-
-# --- dense matrices, (n_dim, n_dim), or stacks of them ---
-
-
-@dataclass(frozen=True)
-class Dense(Structure):
-    """All matrices. What is said of factors, curvatures and outer products holds of each of a stack, too."""
-
-    def n_lower(self, n_dim: int) -> int:
-        """Return the number of entries of a factor."""
-        return n_dim * (n_dim + 1) // 2
-
-    def memory_bytes(self, n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 matrices.
-
-        The curvature of each of eight replicates, the noise of each, and up to twelve vectors of secant pairs.
-        """
-        return PER_ENTRY * n_dim * n_dim
-
-    def on_diagonal(self, matrix: Array) -> slice:
-        """Return where the raveled array has the diagonal."""
-        return slice(None, None, len(matrix) + 1)
-
-    def from_diagonal(self, entries: Array) -> Array:
-        """Return a diagonal matrix."""
-        return np.diag(entries)
-
-    def dense(self, curvature: Array) -> Array:
-        """Return the matrix itself."""
-        return curvature
-
-    # --- factors and vectors ---
-
-    def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
-        """Return the factor, or its transpose, times each vector."""
-        return _product(vectors, factor if transposed else factor.mT)
-
-    def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
-        """Return the inverse of the factor, or of its transpose, times each vector, (n_dim,) or (n_vectors, n_dim)."""
-        columns = vectors if vectors.ndim == 1 else vectors.mT
-        solution = linalg.solve_lower(factor, columns, transpose=transposed)
-        return solution if vectors.ndim == 1 else solution.mT
-
-    # --- factors ---
-
-    def product(self, left: Array, right: Array) -> Array:
-        """Return the product of two factors."""
-        return _product(left, right)
-
-    def left_quotient(self, left: Array, right: Array) -> Array:
-        """Return the inverse of the first factor times the second one."""
-        return linalg.solve_lower(left, right)
-
-    def right_quotient(self, left: Array, right: Array) -> Array:
-        """Return the first factor times the inverse of the second one."""
-        return linalg.solve_lower(right, left.mT, transpose=True).mT
-
-    def gram(self, factor: Array, *, transposed: bool = False) -> Array:
-        """Return F F^T, or F^T F."""
-        return _product(factor.mT, factor) if transposed else _product(factor, factor.mT)
-
-    def sd(self, factor: Array, sign: int) -> Array:
-        """Return the standard deviations for a factor of the covariance, or, for sign -1, of the precision."""
-        root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
-        return np.sqrt(np.einsum("...ij,...ij->...i", root, root))
-
-    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
-        """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
-        if rows is cols or np.array_equal(rows, cols):
-            return self.sd(factor, sign)[rows] ** 2
-        root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
-        return (root @ root.T)[rows, cols]
-
-    def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
-        """Return the factor for the first two moments of a mixture of two Gaussians: of the covariance only."""
-        assert sign > 0
-        between = np.sqrt(weight * (1.0 - weight)) * apart[..., None]
-        roots = np.concatenate([np.sqrt(1.0 - weight) * factors[0], np.sqrt(weight) * factors[1], between], axis=-1)
-        factor = linalg.cholesky(roots @ roots.mT)
-        return linalg.cholesky_of_product(roots) if factor is None else factor  # nearly singular: of the roots
-
-    # --- curvatures ---
-
-    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
-        """Return -C^T H C with the mean Hessian H and C = F, or, for sign -1, C = F^-T."""
-        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
-            if sign > 0:
-                return linalg.symmetrise(-(hessian.products(np.ascontiguousarray(factor.T)) @ factor))
-            half = linalg.solve_lower(factor, hessian.products(np.eye(len(factor))).T)
-            return linalg.symmetrise(-linalg.solve_lower(factor, half.T))
-
-    def squared(self, curvature: Array) -> Array:
-        """Return A A."""
-        return _product(curvature, curvature)
-
-    def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
-        """Return the factor L with A = L L^T, in reverse L^T L; None where A is not positive definite."""
-        terms = linalg.relative_terms(linalg.diagonal(curvature))
-        if not reverse:
-            return linalg.cholesky(curvature, terms)
-        upper = linalg.reverse_cholesky(curvature, terms)
-        return None if upper is None else upper.mT
-
-    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
-        """Return L with f(A) = L^T L for a positive function of the eigenvalues.
-
-        None where that is not finite, or where values are so far apart that rounding hides the small ones.
-        """
-        eigenvalues, vectors = np.linalg.eigh(curvature)
-        with np.errstate(all="ignore"):
-            values = function(eigenvalues)
-        if not (np.isfinite(values) & (values > 0.0)).all():
-            return None
-        lower = linalg.cholesky_of_product((vectors * np.sqrt(values)[..., None, :])[..., ::-1, :])
-        return None if lower is None else np.ascontiguousarray(lower[..., ::-1, ::-1]).mT
-
-    def half(self, curvature: Array) -> Array:
-        """Return the lower triangle with a halved diagonal."""
-        return linalg.lower_triangle(curvature, 0.5)
-
-    def lower_solve(self, factor: Array, curvature: Array) -> Array:
-        """Return the lower triangle of F^-T A."""
-        return np.tril(linalg.solve_lower(factor, curvature, transpose=True))
-
-    # --- outer products ---
-
-    def outer(self, left: Array, right: Array) -> Array:
-        """Return the mean of left_b right_b^T."""
-        return left.mT @ (right / left.shape[-2])
-
-    def lower(self, outer: Array) -> Array:
-        """Return the lower triangle."""
-        return linalg.lower_triangle(outer)
-
-    def mirrored(self, outer: Array) -> Array:
-        """Return the symmetric matrix that has these in its lower triangle."""
-        below = linalg.lower_triangle(outer, 0.0)
-        result: Array = below + below.mT
-        linalg.diagonal(result)[:] = linalg.diagonal(outer)
-        return result
+    lower = mirrored
 
     def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
-        """Return the factor times a lower triangle with a halved diagonal: few outer products take O(n_dim^2).
-
-        Sums over the columns from j on are suffix sums.
-        """
-        if factor.shape[-1] <= SUFFIX_SUMS * left.shape[-2]:
-            return super().times_lower_half(factor, left, right)
-        total = np.zeros_like(factor)
-        for a, b in zip(np.moveaxis(left, -2, 0), np.moveaxis(right, -2, 0), strict=True):
-            terms = factor * a[..., None, :]
-            sums = np.cumsum(terms[..., ::-1], axis=-1)[..., ::-1]
-            total += (sums - 0.5 * terms) * (b[..., None, :] / left.shape[-2])
-        return total
-
-
-def _product(left: Array, right: Array) -> Array:
-    """Return the product; for stacks of numbers, that of 1 x 1 matrices would take ten times as long."""
-    return left * right if right.ndim > 2 and right.shape[-1] == 1 else left @ right
+        """Return the factor times half of the diagonal of the mean of left_b right_b^T."""
+        return 0.5 * factor * self.outer(left, right)

@@ -495,9 +495,7 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         #: Draws of each component, to begin averaging with.
         self.draws_at_end = max(self._max_draws // 2, self._n_draws)
 
-    def base_draws(
-        self, level: int, n_draws: int | None = None, q: MixtureState | None = None, *, times: int = 1
-    ) -> BaseDraws:
+    def base_draws(self, level: int, n_draws: int | None = None, *, times: int = 1) -> BaseDraws:
         """Return the base draws of one level, as many as the largest set has, or a multiple, if no number is given."""
         rng = np.random.default_rng([self.seed, level, 7])
         return self._draw(n_draws or times * self._max_draws, self._target.n_dim, rng)
@@ -964,8 +962,7 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
     c = int(np.argsort(-spread)[rank])
     whole, ratios = q.components[c], evaluation.ratios[c]
     # The coordinates whose whitened curvature a state stores whole: in these a direction may be any.
-    together = np.arange(q.n_dim if whole.exact_metric else 0)
-    together = together if whole.globals_ is None or not len(together) else whole.globals_
+    together = np.arange(q.n_dim if whole.factor.ndim > 1 else 0)
     keep = np.isfinite(ratios)
     z, error = evaluation.base.z[keep], (ratios[keep] - ratios[keep].mean()) ** 2
     weighted = z * (error / max(error.sum(), TINY))[:, None]

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import entr
 
 from pymc_ngvi.core.draws import base_of, chunks
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, weigh
 from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.density import ModelDensity
@@ -17,8 +17,6 @@ from pymc_ngvi.families import MixtureState
 _N_SE = 2.0
 #: Nats below which a gain, however certain, changes little that is computed from q.
 _LEAST_GAIN = 0.05
-#: By how much a k-hat should change to be another one: it scatters by .1 at 10,000 draws.
-_KHAT_CHANGE = 0.2
 
 
 def effective_components(weights: Array) -> float:
@@ -58,8 +56,9 @@ class Worth:
         Behind each figure.
     khat, khat_gaussian : float or None
         Pareto k-hat of the mixture and of the Gaussian; None for fewer than 100 draws.
-    even, even_gaussian : bool
-        Whether the weights of these are nearly equal, whatever k-hat is.
+
+    usable, usable_gaussian : bool
+        Whether estimates can be weighted by draws of these.
 
     Examples
     --------
@@ -67,7 +66,7 @@ class Worth:
     >>> for part in worth.sentence().split("; "):
     ...     print(part)
     With 2.9 effective components, the mixture gains 1.21 +- 0.05 nats over one Gaussian
-    k-hat fell from 1.02 to 0.41: worth it.
+    k-hat was 1.02 and is 0.41: worth it.
     """
 
     gain: float
@@ -77,8 +76,8 @@ class Worth:
     n_draws: int
     khat: float | None = None
     khat_gaussian: float | None = None
-    even: bool = False
-    even_gaussian: bool = False
+    usable: bool = True
+    usable_gaussian: bool = False
 
     def __str__(self) -> str:
         """Return the sentence."""
@@ -107,43 +106,18 @@ class Worth:
             )
         number = f"{self.n_effective:.1f}"
         within = "" if self.significant else ", within the error"
+        khats = "" if self.khat is None else f"; k-hat was {self.khat_gaussian:.2f} and is {self.khat:.2f}"
         return (
             f"With {number} effective component{'s'[: number != '1.0']}, the mixture gains "
-            f"{Elbo(self.gain, self.se)} nats over one Gaussian{within}{self._change_of_khat()}: {self._verdict()}."
+            f"{Elbo(self.gain, self.se)} nats over one Gaussian{within}{khats}: {self._verdict()}."
         )
 
-    def _direction(self) -> int:
-        """Return -1 where k-hat fell, 1 where it rose, 0 where it did neither or is not known."""
-        if self.khat is None or self.khat_gaussian is None or self.khat == self.khat_gaussian:
-            return 0
-        if self.even != self.even_gaussian:
-            return -1 if self.even else 1
-        if self.even:
-            return 0
-        change = max(self.khat, 0.0) - max(self.khat_gaussian, 0.0)  # below 0, weights are bounded in either case
-        return int(np.sign(change)) if abs(change) > _KHAT_CHANGE else 0
-
-    def _change_of_khat(self) -> str:
-        if self.khat is None or self.khat_gaussian is None:
-            return ""
-        if self._direction() == 0:
-            return f"; k-hat was {self.khat_gaussian:.2f} and is {self.khat:.2f}"
-        if self.even or self.even_gaussian:
-            of = "the mixture" if self.even else "the Gaussian"
-            return f"; importance weights are nearly equal for {of} alone"
-        return f"; k-hat {'fell' if self._direction() < 0 else 'rose'} from {self.khat_gaussian:.2f} to {self.khat:.2f}"
-
     def _verdict(self) -> str:
-        usable = self.khat is None or self.even or self.khat <= khat_limit(self.n_draws)
-        if not self.significant or self.gain < _LEAST_GAIN:
-            if self._direction() < 0 and usable:
-                return "worth it for importance weights alone"
-            return "not worth it, one Gaussian is enough"
-        if usable or self._direction() < 0:
-            return "worth it"
-        if self._direction() == 0:
-            return "worth it for the bulk of the posterior, not for its tails"
-        return "worth it for the bulk of the posterior, but its tails became too light for importance weights"
+        if self.significant and self.gain >= _LEAST_GAIN:
+            return "worth it" if self.usable else "worth it for the bulk of the posterior, not for its tails"
+        if self.khat is not None and self.usable and not self.usable_gaussian:
+            return "worth it for importance weights alone"
+        return "not worth it, one Gaussian is enough"
 
 
 def worth_between(
@@ -184,5 +158,5 @@ def worth_of(weights: Array, mixture: Array, gaussian: Array) -> Worth:
     if n_draws < MIN_KHAT_DRAWS:
         return Worth(gain, se, *number)
     both = [weigh(*of)[1] for of in (mixture, gaussian)]
-    even = [found.verdict() is WeightVerdict.EVEN for found in both]
-    return Worth(gain, se, *number, both[0].khat, both[1].khat, *even)
+    usable = [of.verdict().helps for of in both]
+    return Worth(gain, se, *number, both[0].khat, both[1].khat, *usable)

@@ -378,7 +378,7 @@ class AsStudentT(ScheduleState):
 class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
     """Steps of a Student-t."""
 
-    def base_draws(self, level: int, n_draws: int, q: StudentTState | None = None) -> BaseDraws:
+    def base_draws(self, level: int, n_draws: int) -> BaseDraws:
         """Return the base draws of one level, a function of the seed: standard normals and a column of uniforms.
 
         The uniform is an even function of a normal, so that a pair z, -z shares its mixing variable: odd parts cancel.

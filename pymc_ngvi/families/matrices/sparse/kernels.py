@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
-from pymc_ngvi.families.matrices.sparse.fronts import LARGE
+from pymc_ngvi.core.sizes import LARGE
 
 # Columns of a table of fronts, those first that are eliminated first: coordinates of its own, and beside; leaves in
 # this row, one after the other, that have the same beside; where panels begin, its own in the order of elimination, and

@@ -10,13 +10,12 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core import linalg
+from pymc_ngvi.core import linalg, prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, MeanHessian
-from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Ints, Supernodes, fronts_of
-from pymc_ngvi.families.matrices.structure import PER_COORDINATE, Dense, Partition, Structure
+from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Ints, SparseCholesky, Supernodes, fronts_of
+from pymc_ngvi.families.matrices.structure import PER_COORDINATE, Partition, Structure
 
 #: Lists of pairs of coordinates whose places are remembered, and factors.
 _N_LISTS, _N_FACTORS = 4, 2
@@ -24,8 +23,6 @@ _N_LISTS, _N_FACTORS = 4, 2
 _AT_A_TIME = 256
 #: Pivots this many times the least one are taken for as large as any variance would tell.
 _CLEAR = 1e6
-#: Relative difference of two vectors that is rounding.
-_SAME = 1e-12
 _ROOT_2 = np.sqrt(2.0)
 #: Bytes of a fit at its peak, for each entry of panels and of fronts.
 _PER_PANEL, _PER_FRONT = 320, 48
@@ -72,13 +69,11 @@ class SparseStructure(Structure):
     """
 
     fronts: Fronts
-    #: Factors that were used last; lists of coordinates, and where panels have these entries; the last factor that
-    #: whitened something, what that became, and what it was.
+    #: Factors that were used last; lists of coordinates, and where panels have these entries.
     _factors: list[tuple[Array, Any]] = field(default_factory=list, init=False, repr=False)
     _places: list[tuple[NDArray[np.integer], NDArray[np.integer], Ints]] = field(
         default_factory=list, init=False, repr=False
     )
-    _last: list[tuple[Array, Array, Any]] = field(default_factory=list, init=False, repr=False)
 
     #: What files keep of it.
     kept: ClassVar[tuple[str, ...]] = _KEPT
@@ -129,23 +124,6 @@ class SparseStructure(Structure):
     def is_closed(self) -> bool:
         """Whether factors are closed under products and inverses."""
         return self.fronts.is_closed
-
-    @functools.cached_property
-    def partition(self) -> Partition | None:
-        """Blocks that are independent given a border that all of them touch; None where it has another form."""
-        if not self.is_closed or self.depth.max(initial=0) > 1:
-            return None
-        return Partition(np.where(self.depth[self.part] == 0, -1, self.part))
-
-    @property
-    def globals_(self) -> Any:
-        """The border, or coordinates that touch a large part of the others, and come last."""
-        return self.fronts.globals_ if self.partition is None else self.partition.border
-
-    @functools.cached_property
-    def of_globals(self) -> NDArray[np.bool_]:
-        """Which entries of panels are in a row of a global coordinate."""
-        return self.fronts.in_last(len(self.globals_))
 
     # --- form ---
 
@@ -233,27 +211,13 @@ class SparseStructure(Structure):
     def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
         """Return minus a mean Hessian, whitened."""
         with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
-            precision = self.precision(hessian)
-            whitened: Array = self.cholesky_of(factor).whitened(precision)
-        self._last[:] = [(factor, whitened, precision)]
+            whitened: Array = self.cholesky_of(factor).whitened(self.precision(hessian))
         return whitened
-
-    def unwhitened(self, factor: Array, curvature: Array) -> Any:
-        """Return the matrix of a whitened one.
-
-        Of the last curvature, and of sums of it with the identity, it is known already: those are plain natural steps.
-        """
-        cholesky = self.cholesky_of(factor)
-        for of_factor, whitened, precision in self._last:
-            parts = _parts(curvature, cholesky.unit, whitened) if of_factor is factor else None
-            if parts is not None:
-                return parts[0] * cholesky.matrix + parts[1] * precision
-        return cholesky.unwhitened(curvature)
 
     def scaled(self, factor: Array, curvature: Array) -> Array | None:
         """Return the factor of the matrix of a whitened one; None where that is not positive definite."""
         terms = self.cholesky_of(factor).matrix[self.fronts.diagonal]
-        new = SparseCholesky.of(self.fronts, self.unwhitened(factor, curvature), terms)
+        new = SparseCholesky.of(self.fronts, self.cholesky_of(factor).unwhitened(curvature), terms)
         return None if new is None else self.remember(new.panels, new).panels
 
     def _lower_of(self, curvature: Array) -> Array:
@@ -355,6 +319,10 @@ class SparseStructure(Structure):
             result[row.entries] = np.concatenate([within, below], axis=2).ravel()
         return result
 
+    def lower(self, outer: Array) -> Array:
+        """Return the entries of a factor."""
+        return outer
+
     def mirrored(self, outer: Array) -> Array:
         """Return the curvature that has these in its lower triangle."""
         curvature, at = outer * _ROOT_2, self.fronts.diagonal
@@ -365,43 +333,14 @@ class SparseStructure(Structure):
         """Return the factor times the lower triangle of the mean of left_b right_b^T with a halved diagonal."""
         return self.product(factor, self._half(self.outer(left, right)))
 
-    def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
-        """Return the factor for the mean, and the covariances within the structure, of a mixture of two Gaussians."""
-        first, second = (self.cholesky_of(factor).inverse for factor in factors)
-        between = weight * (1.0 - weight) * self.outer(apart[None], apart[None])
-        covariance, result = (1.0 - weight) * first + weight * second + between, np.empty_like(first)
-        for row in self._rows_of_fronts:
-            (v, below, _), (_, _, beside), (n, k, _) = row.of(covariance), row.of(result), row.shape
-            # What is beside has the precision T T^T, and explains W W^T of the rest, W^T = T^T V.
-            explained = (below.reshape(n * k, -1) @ beside).reshape(n, k, -1)
-            own = Dense().mirrored(v[:, :, :k].mT)
-            upper = linalg.reverse_cholesky(own - explained @ explained.mT, linalg.diagonal(own))
-            if upper is None:
-                return None
-            inverse = linalg.solve_lower(upper.mT, np.broadcast_to(np.eye(k), own.shape)).mT
-            last = -((inverse @ explained).reshape(n * k, -1) @ beside.T).reshape(n, k, -1)
-            result[row.entries] = np.concatenate([inverse, last], axis=2).ravel()
-        return result
-
     def refuse(self, *args: object, **kwargs: object) -> Never:
         """Raise NotImplementedError: what natural steps do not need is not there."""
         raise NotImplementedError(f"a sparse precision {self.goes_with} only")
 
-    dense = left_quotient = right_quotient = gram = refuse
+    dense = left_quotient = right_quotient = gram = squared = refuse
 
-
-def _parts(vector: Array, unit: Array, other: Array) -> tuple[float, float] | None:
-    """Return which multiples of two vectors add up to a third; None where none do."""
-    if not np.isfinite(other).all():
-        return None
-    square = float(unit @ unit)
-    beside = other - float(unit @ other) / square * unit
-    size = float(beside @ beside)
-    of_other = float(beside @ vector) / size if size > 0.0 else 0.0
-    of_unit = float(unit @ (vector - of_other * other)) / square
-    rest = np.abs(vector - of_unit * unit - of_other * other)
-    most = _SAME * (abs(of_unit) + abs(of_other)) * (np.abs(unit) + np.abs(other))
-    return (of_unit, of_other) if (rest <= most).all() else None
+    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> None:
+        """Return None: the pattern is not closed under it."""
 
 
 # --- precisions that are sparse but for sums over many coordinates, as a structure: pattern, sums, and what files
@@ -686,14 +625,13 @@ class SummedStructure(SparseStructure):
     kept = (*_KEPT, "weights", "pins")
     goes_with = "with sums goes with natural steps by exact expectations"
     is_closed = False
-    globals_ = None
 
     @classmethod
     def of_sums(cls, summed: SummedPattern) -> Self:
         """Return the structure of a pattern with sums, in the best order that is found."""
         inner = SparseStructure.of(summed.among)
-        place = inner.fronts.symbolic.place
-        return cls(inner.fronts, Sums.of(summed.weights, inner.globals_[np.argsort(place[inner.globals_])]))
+        place, last = inner.fronts.symbolic.place, inner.fronts.globals_
+        return cls(inner.fronts, Sums.of(summed.weights, last[np.argsort(place[last])]))
 
     @classmethod
     def from_arrays(cls, weights: Array, pins: Ints, **of_sparse: Ints) -> Self:  # type: ignore[override]
@@ -737,7 +675,7 @@ class SummedStructure(SparseStructure):
     def scaled(self, factor: Array, curvature: Array) -> Array | None:
         """Return the factor of the matrix of a whitened one; None where that is not positive definite."""
         terms = self.cholesky_of(factor).pinned.matrix[self.fronts.diagonal]
-        new = SummedCholesky.of(self.fronts, self.sums, self.unwhitened(factor, curvature), terms)
+        new = SummedCholesky.of(self.fronts, self.sums, self.cholesky_of(factor).unwhitened(curvature), terms)
         if new is None:
             return None
         numbers = np.concatenate([new.pinned.panels, new.slopes.ravel(), new.strength])
@@ -756,3 +694,105 @@ class SummedStructure(SparseStructure):
         return Summed(self.panels_of(found.among, values[inner]), self.sums.slopes(found.pattern, values))
 
     on_diagonal = columns = SparseStructure.refuse
+
+
+# --- precisions of one sparse pattern, many at once, and their Cholesky factors ---
+
+
+#: Part of the entries from which on a matrix is one front.
+_DENSE = 0.5
+
+
+class Precisions:
+    """Sparse precisions of one pattern, which may be by coordinates x and sums A x over many of these together."""
+
+    def __init__(self, pattern: Pattern, weights: Array | None = None) -> None:
+        self.pattern, among = pattern, pattern
+        if weights is not None:
+            among = SummedPattern(pattern, weights).among
+        d = self.n_dim = among.n_dim
+        is_dense = among.n_entries > _DENSE * d * (d + 1) / 2
+        one = Supernodes(np.zeros(d, dtype=np.int64), np.zeros(1, dtype=np.int64))
+        self.fronts = Fronts(among, one) if is_dense else fronts_of(among)
+        self.sums = None if weights is None else Sums.of(weights, self.fronts.globals_)
+        self.inner = pattern.rows < d
+        self.places = self.fronts.places(among.rows, among.cols)
+        self.diagonal = np.searchsorted(pattern.rows * pattern.n_dim + pattern.cols, np.arange(d) * (pattern.n_dim + 1))
+        self._weights = np.where(pattern.off_diagonal, 2.0, 1.0)
+
+    def factored(self, precision: Array) -> tuple["Factors | None", NDArray[np.bool_]]:
+        """Return the factors of those of some precisions, (n, n_entries), that have one, and which these are."""
+        prices.count(prices.OF_FACTOR * len(precision) * self.seconds)
+        panels = np.zeros((len(precision), self.fronts.n_panels))
+        panels[:, self.places] = precision[:, self.inner]
+        cholesky: SparseCholesky | SummedCholesky
+        if self.sums is None:
+            cholesky, there = SparseCholesky.each(self.fronts, panels)
+        else:
+            summed = Summed(panels, self.sums.slopes(self.pattern, precision))
+            cholesky, there = SummedCholesky.each(self.fronts, self.sums, summed)
+        found = Factors(self, cholesky) if there.any() else None
+        return (found if found is None or there.all() else found[there]), there
+
+    def independent(self, values: Array) -> Array:
+        """Return precisions, (n, n_entries), of independent coordinates, (n, n_dim)."""
+        precision = np.zeros((len(values), self.pattern.n_entries))
+        precision[:, self.diagonal] = values
+        return precision
+
+    @property
+    def seconds(self) -> float:
+        """What a step with one takes, about."""
+        n_sums = 0 if self.sums is None else len(self.sums.weights)
+        return prices.of_fronts(self.fronts.n_products, self.fronts.n_fronts, n_sums)
+
+    def trace(self, first: Array, second: Array) -> Array:
+        """Return the traces of products of matrices, (n,), of which one has no other entries than these."""
+        return np.einsum("ne,ne,e->n", first, second, self._weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """Cholesky factors L_k of precisions."""
+
+    of: Precisions
+    cholesky: SparseCholesky | SummedCholesky
+
+    def __getitem__(self, which: NDArray[np.generic]) -> "Factors":
+        """Return some of them."""
+        return Factors(self.of, self.cholesky[which])
+
+    @functools.cached_property
+    def log_det(self) -> Array:
+        """Log determinants of the factors, (n,)."""
+        return np.asarray(self.cholesky.log_det())
+
+    @functools.cached_property
+    def covariance(self) -> Array:
+        """Entries of the covariances, (n, n_entries)."""
+        of = self.of
+        prices.count(prices.OF_FACTOR * len(self.log_det) * of.seconds)
+        if isinstance(self.cholesky, SparseCholesky):
+            return self.cholesky.inverse[:, of.places]
+        rows, cols, weights, d = of.pattern.rows, of.pattern.cols, self.cholesky.sums.weights, of.n_dim
+        result, inner, both = np.empty((len(self.log_det), len(rows))), of.inner, cols >= d
+        result[:, inner] = self.cholesky.covariances(rows[inner], cols[inner], of.places)
+        of_sums = np.broadcast_to(weights.T, (len(result), *weights.T.shape))
+        of_sums = self.solve(self.solve(of_sums), transposed=True)
+        across = ~inner & ~both
+        result[:, across] = of_sums[:, cols[across], rows[across] - d]
+        result[:, both] = (weights @ of_sums)[:, rows[both] - d, cols[both] - d]
+        return result
+
+    @property
+    def entropy(self) -> Array:
+        """Of the Gaussians, (n,), nats."""
+        return 0.5 * self.of.n_dim * (1.0 + np.log(2.0 * np.pi)) - self.log_det
+
+    def solve(self, columns: Array, *, transposed: bool = False) -> Array:
+        """Return L_k^-1, or L_k^-T, times columns, (n, n_dim, m)."""
+        return self.cholesky.solve(columns, transposed=transposed)
+
+    def times_covariance(self, vectors: Array) -> Array:
+        """Return the covariance times a vector for each, (n, n_dim)."""
+        return self.solve(self.solve(vectors[:, :, None]), transposed=True)[:, :, 0]
