@@ -28,7 +28,7 @@ from scipy.special import expit, logit
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.layout import Layout

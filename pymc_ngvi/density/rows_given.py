@@ -28,7 +28,7 @@ from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.split import Pieces, local_input
-from pymc_ngvi.families.matrices.sparse.structure import Precisions
+from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs import graph, layout
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised

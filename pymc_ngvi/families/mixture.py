@@ -23,8 +23,7 @@ from pymc_ngvi.families.family import (
     Refusal,
     Traits,
 )
-from pymc_ngvi.families.gaussian import DiagonalFamily, FullFamily, FullState, of_tag, with_tag_of
-from pymc_ngvi.families.matrices.structure import LOG_2PI
+from pymc_ngvi.families.gaussian import LOG_2PI, DiagonalFamily, FullFamily, FullState, of_tag, with_tag_of
 from pymc_ngvi.families.sparse import SparseFamily
 
 # --- multivariate Student-t as a scale mixture of Gaussians, with degrees of freedom that are fitted ---

@@ -11,7 +11,7 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import SparseFamily, SparseState
 from pymc_ngvi.families import dissection as fill
 from pymc_ngvi.families.dissection import find_filled
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
+from pymc_ngvi.families.sparse import SparseStructure
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}
 

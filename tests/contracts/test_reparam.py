@@ -14,8 +14,8 @@ from scipy.linalg import solve_triangular
 from pymc_ngvi import LogDensity, NGVIApproximation, fit_ngvi
 from pymc_ngvi.core.types import GaussNewtonTarget
 from pymc_ngvi.families import DiagonalState, FullState, SparseFamily
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.reparam import PushforwardState, reparametrised
 
 # Groups of 1, 3, 6, 2 and 4 observations.

@@ -14,8 +14,8 @@ from pymc_ngvi import ConvergenceWarning
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, SparseFamily, SparseState
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.mixtures.finite.trust_region import evaluate_mixture, local_component, split
 
 LABELS = {
