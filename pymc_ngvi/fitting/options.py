@@ -39,6 +39,7 @@ from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import WITH_FILL, WITH_SUMS, SparseStructure, SummedStructure, goes_with
 from pymc_ngvi.mixtures import MIXTURE_STEPS
 from pymc_ngvi.steps import STEPS
+from pymc_ngvi.steps.schedule import TOL
 from pymc_ngvi.updates import UPDATES
 
 #: Step rules, those that a family implies among them.
@@ -326,7 +327,7 @@ class FitOptions:
     update: UpdateName | None = None
     estimator: EstimatorName | None = None
     step: StepName | None = None
-    tol: float = 0.05
+    tol: float = TOL
     n_draws: int | None = field(default=None, metadata=_COUNT)
     max_draws: int | None = field(default=None, metadata=_COUNT)
     base_draws: BaseDrawsName | None = None
