@@ -68,15 +68,14 @@ print(approx.summary(random_seed=1))
 # %% [markdown]
 # Two numbers say whether this can be used. The *gap* is what another Gaussian could still gain: next to nothing.
 # *k-hat* says how far the posterior is from a Gaussian: it is low enough for importance weights to correct the rest.
-# `corrected` does, and says by how much means and standard deviations then change.
+# `corrected` does: its result has the methods of a fit.
 
 # %%
 corrected = approx.corrected(40_000, random_seed=2)
-print(corrected.attrs["correction"])
-change = corrected["beta"].sel(estimate="corrected") - corrected["beta"].sel(estimate="uncorrected")
-shift = change / corrected["beta"].sel(estimate="corrected", moment="sd")
-print(f"largest change of a mean: {float(abs(shift.sel(moment='mean')).max()):.2f} sd")
-print(f"largest change of a standard deviation: {100 * float(abs(shift.sel(moment='sd')).max()):.0f} %")
+print(corrected.checks)
+shift = (corrected.mean_flat - approx.mean_flat) / corrected.sd_flat
+print(f"largest change of a mean: {abs(shift).max():.2f} sd")
+print(f"largest change of a standard deviation: {100 * abs(corrected.sd_flat / approx.sd_flat - 1).max():.0f} %")
 
 # %%
 posterior = approx.sample(4_000, random_seed=3)

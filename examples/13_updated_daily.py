@@ -111,7 +111,7 @@ print(newer.summary())
 # The same update of the fit that is in memory gives the same bits:
 
 # %%
-print(newer.khat == approx.update(as_new_data(first_night)).khat)
+print(newer.checks.khat == approx.update(as_new_data(first_night)).checks.khat)
 
 # %% [markdown]
 # ## Three weeks
@@ -131,9 +131,9 @@ for day in range(N_DAYS, N_DAYS + N_LATER):
     seconds = time.perf_counter() - start
     nights.append(
         {
-            "day": day, "new rows": len(since), "seconds": round(seconds, 2), "k-hat": round(newer.khat, 2),
-            "worth": round(newer.effective_sample_size), "reliable": newer.is_reliable,
-            "log density": newer.log_predictive_density.value if newer.weights_help else np.nan,
+            "day": day, "new rows": len(since), "seconds": round(seconds, 2), "k-hat": round(newer.checks.khat, 2),
+            "worth": round(newer.checks.effective_size), "reliable": newer.checks.is_reliable,
+            "log density": newer.log_predictive_density.value if newer.checks.weights_help else np.nan,
         }
     )  # fmt: skip
     usual = newer.sample(2_000, var_names="usual").posterior["usual"]

@@ -9,7 +9,10 @@ from pytensor import scalar as ps
 from pytensor.gradient import grad_undefined
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.tensor.elemwise import Elemwise
+
+from pymc_ngvi.graphs.rewrites import rewritten
 
 #: Parameters of distributions, each a number that a vector of unknowns is written for; an int stands for itself.
 UNIVARIATE = {
@@ -208,3 +211,21 @@ class Wobble(ps.UnaryScalarOp):
 
 
 wobble = Elemwise(Wobble(ps.upgrade_to_float, name="wobble"))
+
+
+@node_rewriter([Elemwise])
+def _as_branches(fgraph, node):
+    scalar_op = node.op.scalar_op
+    if isinstance(scalar_op, ps.ScalarMaximum | ps.ScalarMinimum):
+        x, y = node.inputs
+        is_first = pt.ge(x, y) if isinstance(scalar_op, ps.ScalarMaximum) else pt.le(x, y)
+        return [pt.switch(is_first, x, y)]
+    if isinstance(scalar_op, ps.Clip):
+        x, low, high = node.inputs
+        return [pt.switch(pt.lt(x, low), low, pt.switch(pt.gt(x, high), high, x))]
+    return None
+
+
+def with_branches(outputs):
+    """Write maxima, minima and clipped values as branches, whose second derivatives PyTensor has right."""
+    return rewritten(outputs, dfs_rewriter(_as_branches))

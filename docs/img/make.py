@@ -5,6 +5,7 @@ With names of pictures behind it (``khat structure``), these alone.
 
 import functools
 import io
+import re
 import sys
 
 from pathlib import Path
@@ -84,6 +85,14 @@ def priors():
     save(approx.plot_prior_sensitivity().viz["figure"].item(), "priors")
 
 
+def contrasts():
+    """Draw the forest of the page of contrasts, by its own code."""
+    [code, *_] = re.findall(r"```python\n(.*?)```", (HERE.parent / "contrasts.md").read_text("utf-8"), flags=re.DOTALL)
+    scope = {}
+    exec(code, scope)
+    save(scope["plot"].viz["figure"].item(), "contrasts")
+
+
 def components():
     """Draw the components of a mixture."""
     with two_modes():
@@ -91,7 +100,7 @@ def components():
     save(mixture.plot_components(["location"], random_seed=6)[0, 0].figure, "components")
 
 
-PICTURES = {f.__name__: f for f in (fit, khat, comparison, priors, components)}
+PICTURES = {f.__name__: f for f in (fit, khat, comparison, priors, contrasts, components)}
 PICTURES["epilepsy"] = epilepsy.main
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.psis import effective_size, smoothed
 from pymc_ngvi.core.types import Array
 
 #: Iterations for the optimum, and the change of the log ratio that ends them.
@@ -59,7 +59,7 @@ class Side(NamedTuple):
     @property
     def size(self) -> float:
         """How many independent draws of equal weight they are worth."""
-        return self.worth * float(np.exp(2.0 * logsumexp(self.log_weights) - logsumexp(2.0 * self.log_weights)))
+        return self.worth * effective_size(self.log_weights)
 
 
 def bridge(first: Side, second: Side) -> Estimate:

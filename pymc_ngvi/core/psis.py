@@ -312,13 +312,18 @@ def weigh(log_p: Array, log_q: Array | float = 0.0) -> tuple[Array, Weights]:
     if np.any(ratio == np.inf):
         khat = float("inf")
     smooth = smooth - logsumexp(smooth)
-    found = Weights(khat, _effective(smooth), n, n_lost, uneven, n_behind)
+    found = Weights(khat, effective_size(smooth), n, n_lost, uneven, n_behind)
     even = found.verdict() is WeightVerdict.EVEN
-    return (raw, found._replace(effective=_effective(raw))) if even else (smooth, found)
+    return (raw, found._replace(effective=effective_size(raw))) if even else (smooth, found)
 
 
-def _effective(log_weights: Array) -> float:
-    return float(np.exp(-logsumexp(2.0 * log_weights)))
+def effective_size(log_weights: Array) -> float:
+    """Return (sum w)^2 / sum w^2, 0 where there are no weights."""
+    top = log_weights.max(initial=-np.inf)
+    if not np.isfinite(top):
+        return 0.0
+    w = np.exp(log_weights - top)
+    return float(w.sum() ** 2 / (w**2).sum())
 
 
 def _unevenness(weights: Array) -> tuple[float, float]:

@@ -59,6 +59,8 @@ type Seed = (
     | None
 )
 
+#: Of draws behind what is not to change by itself.
+FIXED_SEED = 20_240_607
 #: Seeds that are drawn from a generator are below this.
 END = 2**31
 #: Numbers of random streams apart from those of fits, whose levels and iterations are below a million.

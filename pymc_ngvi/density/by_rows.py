@@ -137,7 +137,7 @@ class ByRows:
             functions, graphs = self._functions, self._graphs
             simplify = functools.partial(graph.simplify, check_bounds=False)
             with functions.timed():
-                compile_, backend = functions.compile_for_few, functions.backend_of_rows
+                compile_, backend = functions.compile_for_few, functions.backend
                 self._kept.reading = Reading(graphs.parts, graphs.theta, simplify, compile_)
                 return Expectations(self._kept.reading, compile_, backend)
         if anew:
@@ -201,16 +201,8 @@ class ByRows:
         """
         if not self.gives_pattern or self._kept.no_hessian:
             return False
-        most = max((rows.index.shape[1] for rows in self._rows.terms.rows), default=0)
-        return most <= FEW_PREDICTORS or self._graphs.cost_of_logp.widest >= _MANY_ROWS
-
-    def error(self) -> graph.MissingDerivativeError | None:
-        """Return the error that names the operation without a second derivative, if there is one."""
-        try:
-            self._derivatives  # noqa: B018 (made once)
-        except graph.MissingDerivativeError as error:
-            return error.with_traceback(None)
-        return None
+        few = self.n_products <= FEW_PREDICTORS or self._graphs.cost_of_logp.widest >= _MANY_ROWS
+        return few and None not in self._derivatives
 
     @property
     def is_smooth(self) -> bool:
@@ -247,7 +239,7 @@ class ByRows:
         """
         if self.found is None or self._kept.no_hessian:
             return None
-        linear, derivatives = self._rows.linear_map, self._derivatives
+        linear, derivatives = self._rows.linear_map, [kind for kind in self._derivatives if kind is not None]
         self._n_calls += 1
         if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
             point = theta.mean(axis=0)
@@ -281,7 +273,7 @@ class ByRows:
         return rows
 
     @property
-    def _derivatives(self) -> list[SecondDerivatives]:
+    def _derivatives(self) -> list[SecondDerivatives | None]:
         return self._of_terms(
             "derivatives", lambda rows: [rows.engine.second_derivatives(part) for part in rows.terms.rows]
         )

@@ -3,17 +3,18 @@
 import math
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import find_rng_nodes, reseed_rngs
 from pytensor.compile import Function
-from pytensor.graph import Variable, ancestors
+from pytensor.graph import Variable, ancestors, graph_replace
 from pytensor.tensor.random.op import RNGConsumerOp
 
 from pymc_ngvi.core.sizes import AT_ONCE, CACHED
@@ -133,6 +134,36 @@ class FunctionsAtDraws(ABC):
         if random_seed is not None:
             function.reseed(random_seed)
         return function(theta)
+
+
+def unconstrained(
+    density: ModelDensity, names: Collection[str], values: Mapping[str, AnyArray], theta: Array | None = None
+) -> Array:
+    """Return flat vectors, (n_draws, n_dim), of values of variables on their constrained scale, (n_draws, *shape).
+
+    Those that are not named are as they are in ``theta``, where it is given.
+    """
+    model, layout = density.model, density.layout
+    known = {rv: np.asarray(values[rv.name], dtype=np.float64) for rv in model.free_RVs if rv.name in values}
+    n = len(next(iter(known.values())))
+    ends = np.cumsum([0, *(array[0].size for array in known.values())])
+    with without_c():
+        flat = pt.vector("constrained", dtype="float64", shape=(int(ends[-1]),))
+        parts = {
+            rv: pt.cast(flat[start:end].reshape(array.shape[1:]), rv.type.dtype)
+            for (rv, array), start, end in zip(known.items(), ends[:-1], ends[1:], strict=True)
+        }
+        outputs = []
+        for name in names:
+            rv, transform = model[name], model.rvs_to_transforms[model[name]]
+            outputs.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
+        outputs = graph.simplify(graph_replace(outputs, parts, strict=False), check_bounds=model.check_bounds)
+        made = OnDraws(model, flat, outputs)(np.concatenate([array.reshape(n, -1) for array in known.values()], axis=1))
+    result = np.full((n, layout.n_dim), np.nan) if theta is None else theta.copy()
+    for variable in layout.variables:
+        if variable.name in names:
+            result[:, variable.where] = made[list(names).index(variable.name)].reshape(n, -1)
+    return result
 
 
 # --- sums of the log densities of some variables of a model, at draws: of priors, of likelihoods, and their changes

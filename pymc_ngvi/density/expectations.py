@@ -4,7 +4,6 @@ import copy
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytensor.tensor as pt
@@ -21,7 +20,7 @@ from pymc_ngvi.reading.found import Compile, JointPredictors, Reading
 from pymc_ngvi.reading.terms import ROUNDING
 from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import changed
-from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Roots, Seen
+from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Seen
 from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.row_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian, RowGradient
 
@@ -121,7 +120,6 @@ class Expectations:
         maps, slope = ManyMaps.of(linear), self.terms.slope[None]
         entries = Entries(maps.sparsity, maps.columns, pairs)
         self._many = ManyRows(maps, entries, self.functions, slope, np.zeros(1), self.tolerance)
-        self._roots = WeakKeyDictionary[Spread, Roots]()
 
     @property
     def tolerance(self) -> float:
@@ -142,17 +140,9 @@ class Expectations:
     @np.errstate(all="ignore")
     def seen(self, q: Spread) -> Seen:
         """Return what rows see of a Gaussian."""
-        eta, many, roots = self.linear_map(q.location[None]), self._many, self._roots_of(q)
-        if roots is not None:
-            return Seen(eta, [found[None] for found in roots.covariances(many.entries.pairs)])
+        eta, many = self.linear_map(q.location[None]), self._many
         values = self.linear_map.covariances(q, many.entries.rows, many.entries.cols)
         return Seen(eta, many.at.covariances(values[None]))
-
-    def _roots_of(self, q: Spread) -> Roots | None:
-        """Return X C, which is kept as long as there is q; None where something else costs less."""
-        if (found := self._roots.get(q)) is None and (found := Roots.of(self.linear_map, q)) is not None:
-            self._roots[q] = found
-        return found
 
     def under(
         self,
@@ -166,7 +156,7 @@ class Expectations:
     ) -> Expectation:
         """Return expectations under a Gaussian."""
         seen = self.seen(q) if seen is None else seen
-        return self.under_seen(seen, entries, rules, adapt=adapt, least=least, roots=self._roots_of(q))
+        return self.under_seen(seen, entries, rules, adapt=adapt, least=least)
 
     # Densities overflow far from the mode: the caller sees what is not finite.
     @np.errstate(all="ignore")
@@ -178,7 +168,6 @@ class Expectations:
         *,
         adapt: bool = False,
         least: float = -np.inf,
-        roots: Roots | None = None,
     ) -> Expectation:
         """Return expectations where the predictors are distributed so; see `under`, and `PredictorMeanHessian`."""
         linear, fixed = self.linear_map, self.constant + float(self.terms.slope @ seen.mean[0])
@@ -194,7 +183,7 @@ class Expectations:
             fixed + sum(kind.value for kind in kinds),
             sum(kind.error for kind in kinds),
             slope,
-            PredictorMeanHessian(linear, matrix, entries, roots),
+            PredictorMeanHessian(linear, matrix, entries),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
             bends,
         )

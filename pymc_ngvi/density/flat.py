@@ -159,37 +159,19 @@ class Functions:
         compile_kwargs: Mapping[str, object] | None,
         *,
         is_large: bool,
-        choose: Callable[[], str],
     ) -> None:
-        self._model, self._backend, self._is_large, self._is_auto = model, backend, is_large, backend == "auto"
-        self._choose = choose
+        #: The backend in use; "given mode" where the user gave a mode.
+        self.backend = backend
+        self._model, self._is_large = model, is_large
         self.compile_kwargs = compile_kwargs
         #: What was built of the model, by what it is.
         self.made: dict[object, Any] = {}
         self.rows = RowsFound()
         self.seconds = 0.0
-        self.needs_hessians = True
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
         return {**self.__dict__, "made": {}, "rows": RowsFound()}
-
-    @property
-    def backend(self) -> str:
-        """The backend in use."""
-        if self._backend == "auto":
-            self._backend = self._choose()
-        return self._backend
-
-    @property
-    def is_given(self) -> bool:
-        """Whether the user gave a mode."""
-        return self._backend == "given mode"
-
-    @property
-    def is_chosen(self) -> bool:
-        """Whether the backend has been asked for."""
-        return self._backend != "auto"
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -213,21 +195,16 @@ class Functions:
 
         It is compiled where the user chose how, and not for JAX, which would compile it anew for each shape.
         """
-        if not self.compile_kwargs and (self._is_auto or self._backend in ("quick", "jax")):
+        if not self.compile_kwargs and self.backend in ("quick", "jax"):
             return quickly(inputs, outputs)
         return self.compile(inputs, outputs)
-
-    @property
-    def backend_of_rows(self) -> str:
-        """The backend whose engine evaluates rows; none is chosen for it."""
-        return "quick" if self._is_auto else self._backend
 
     def filled_up(self, rows: Array) -> Array:
         """Return what to give a function in the place of rows: for JAX, the last is repeated, for few numbers of them.
 
         So are then those of the results.
         """
-        return filled_up(rows, _PER_SHAPE, 1) if self._backend == "jax" else rows
+        return filled_up(rows, _PER_SHAPE, 1) if self.backend == "jax" else rows
 
     def compile(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
         """Compile a function."""

@@ -21,8 +21,9 @@ from pymc.distributions.simulator import SimulatorRV
 from pymc.distributions.truncated import TruncatedRV
 from pymc.initial_point import convert_str_to_rv_dict, make_initial_point_expression
 from pymc.logprob.transforms import Transform
+from pymc.model.fgraph import fgraph_from_model, model_from_fgraph
 from pymc.pytensorf import compile as pymc_compile
-from pymc.pytensorf import find_rng_nodes, replace_rng_nodes, reseed_rngs
+from pymc.pytensorf import find_rng_nodes, replace_rng_nodes, reseed_rngs, toposort_replace
 from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 from pytensor.compile import SharedVariable
 from pytensor.compile.rewriting import inline_ofg_node
@@ -434,16 +435,13 @@ class DataSnapshot:
         self._take()
 
     def _take(self) -> None:
-        """Remember the data as they are now."""
-        self._arrays: dict[str, AnyArray] = {
-            var.name: var.get_value(borrow=True) for var in self._model.data_vars if hasattr(var, "get_value")
-        }
-        # Lengths of dims follow the data.
-        self._lengths: dict[str, AnyArray] = {
-            name: var.get_value(borrow=True)
-            for name, var in self._model.dim_lengths.items()
-            if hasattr(var, "get_value")
-        }
+        """Remember the data as they are now, with lengths and labels of dims, which follow them."""
+        model = self._model
+        data = {v.name: v for v in model.data_vars if hasattr(v, "get_value")}
+        shared = [*data.values(), *(v for v in model.dim_lengths.values() if hasattr(v, "get_value"))]
+        self._arrays: dict[str, AnyArray] = {name: v.get_value(borrow=True) for name, v in data.items()}
+        self._values = [(v, v.get_value(borrow=True)) for v in shared]
+        self._coords = dict(model.coords)
 
     def changed(self) -> list[str]:
         """Return the names of the data that differ from what they were."""
@@ -453,20 +451,22 @@ class DataSnapshot:
             if (now := self._model[name].get_value(borrow=True)) is not then and not np.array_equal(now, then)
         ]
 
+    def put_back(self) -> None:
+        """Give the model the data of then."""
+        for variable, then in self._values:
+            variable.set_value(then, borrow=True)
+        self._model.coords.clear()
+        self._model.coords.update(self._coords)
+
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Give the model the data of then, for as long as the context lasts."""
-        model = self._model
-        pairs = [(model[name], then) for name, then in self._arrays.items()]
-        pairs += [(model.dim_lengths[name], then) for name, then in self._lengths.items()]
-        moved = [(var, then, now) for var, then in pairs if (now := var.get_value(borrow=True)) is not then]
+        now = DataSnapshot(self._model)
+        self.put_back()
         try:
-            for var, then, _ in moved:
-                var.set_value(then, borrow=True)
             yield
         finally:
-            for var, _, now in moved:
-                var.set_value(now, borrow=True)
+            now.put_back()
 
 
 # --- draws of the prior on the unconstrained scale: dispersed points from which modes can be looked for ---
@@ -569,9 +569,48 @@ def terms_by_variable(model: pm.Model, point: Mapping[str, AnyArray]) -> dict[st
 # --- observed arrays made data, whose values and lengths can change ---
 
 
+def with_replacements(
+    model: pm.Model,
+    pairs: Callable[[Mapping[Variable, Variable]], Sequence[tuple[Variable, Variable]]] = lambda memo: (),
+) -> pm.Model:
+    """Return a copy of a model, whose data are copies, with parts of its graph replaced.
+
+    ``pairs`` returns them, old and new, from a dict of what became of each variable in the graph of the copy.
+    """
+    with without_c(model), _without_initial_values(model) as initial_values:
+        fgraph, memo = fgraph_from_model(model)
+        if pairs is not None:
+            toposort_replace(fgraph, pairs(memo))
+        changed: pm.Model = model_from_fgraph(fgraph, mutate_fgraph=True)
+    changed.check_bounds = model.check_bounds
+    for name, value in initial_values.items():
+        changed.set_initval(changed[name], value)
+    place = {name: number for number, name in enumerate(model.named_vars)}
+    for variables in (changed.free_RVs, changed.observed_RVs, changed.deterministics, changed.potentials):
+        variables.sort(key=lambda var: place[var.name])  # the graph has them in another order
+    named = sorted(changed.named_vars.items(), key=lambda item: place[item[0]])
+    changed.named_vars.clear()
+    changed.named_vars.update(named)
+    return changed
+
+
+@contextlib.contextmanager
+def _without_initial_values(model: pm.Model) -> Iterator[dict[str, Any]]:
+    """Take initial values off a model, which PyMC does not copy with them, and give them back; yield those that differ.
+
+    Graphs among them stay behind: they are of the variables of this model.
+    """
+    kept = dict(model.rvs_to_initial_values)
+    try:
+        model.rvs_to_initial_values.update(dict.fromkeys(kept))
+        yield {rv.name: value for rv, value in kept.items() if value is not None and not isinstance(value, Variable)}
+    finally:
+        model.rvs_to_initial_values.update(kept)
+
+
 def with_data_for(model: pm.Model, observed: Sequence[str]) -> tuple[pm.Model, dict[str, str]]:
     """Return a copy of a model whose observed variables have ``pm.Data`` for values, and the names of these."""
-    copy: Any = model.copy()
+    copy: Any = with_replacements(model)
     names = {}
     with copy:
         for name in observed:

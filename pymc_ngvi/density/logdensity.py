@@ -36,7 +36,7 @@ from pymc_ngvi.density.info import (
     terms_by_variable,
 )
 from pymc_ngvi.density.second_order import ModelHessian, PatternedHessian, RowsHessian, SecondOrder, Together
-from pymc_ngvi.graphs import graph, programs
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.graphs.layout import Layout
@@ -106,11 +106,6 @@ class ModelDensity(ABC):
     def backend(self) -> str:
         """The backend in use; "given mode" where ``compile_kwargs`` has a ``mode``."""
         return self.functions.backend
-
-    @property
-    def backend_in_use(self) -> str:
-        """That of the functions compiled so far: a fit by rows needs none for which a compiler would pay."""
-        return self.backend if self.functions.is_chosen else "quick"
 
     @property
     def compile_seconds(self) -> float:
@@ -346,16 +341,11 @@ class ModelDensity(ABC):
         return 0.5 * (products + products.swapaxes(-1, -2))
 
 
-# --- which backend serves a fit best: whether compiling takes longer than it saves ---
+# --- the log density of a PyMC model on one flat unconstrained vector ---
 
-#: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
-_EXPECTED_GRADIENTS, _EXPECTED_HESSIANS = 1_600, 1_200
-#: Gradients that it expects of a fit without Hessians: some thousand iterations, with 8 draws in each.
-_EXPECTED_ALONE = 16_000
-#: Dimensions up to which it looks at the sparsity of the Hessian.
-_MOST_COLOURED = 100_000
-#: Times that a gradient takes of log p alone, at most.
-_MOST_TIMES = 10
+
+def _named(backend: str) -> str:
+    return "quick" if backend == "auto" else backend
 
 
 def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> None:
@@ -370,45 +360,6 @@ def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> 
         )
     if backend == "jax":
         check_installed()
-
-
-def fastest_backend(density: "LogDensity") -> str:
-    """Return the backend with which a fit should be over first: "quick" or "numba"."""
-    graphs, n_dim = density.graphs, density.n_dim
-    if graphs.is_large or graphs.has_equations or programs.has_parameters([graphs.logp], graphs.theta):
-        return "quick"  # compilers take longer still for thousands of nodes, and do not compile integrations
-    if not density.functions.needs_hessians:
-        return "numba" if graphs.forward is None and graphs.cost.prefers_numba(_EXPECTED_ALONE) else "quick"
-    if (
-        graphs.forward is not None
-        and graphs.cost.quick_seconds * (_EXPECTED_GRADIENTS + (1 + n_dim / 2) * _EXPECTED_HESSIANS)
-        < graphs.cost.numba_compile_seconds
-    ):
-        return "quick"
-    # Where compiling would not pay anyway, no gradient is made. Sparsity and rows only ever make for less work.
-    if not _may_prefer_numba(graphs, n_dim):
-        return "quick"
-    n_products = n_dim
-    if density.by_rows.gives_hessians:
-        n_products = density.n_products
-    elif n_dim <= _MOST_COLOURED and graphs.cost.prefers_numba(_work(n_dim)):
-        n_products = density.second.sparse.n_colours_by_graph()
-    numba = _may_prefer_numba(graphs, n_products) and graphs.cost.prefers_numba(_work(n_products))
-    return "numba" if numba else "quick"
-
-
-def _may_prefer_numba(graphs: FlatGraphs, n_products: int) -> bool:
-    """Tell whether compiling may pay, from the graph of log p alone."""
-    return graphs.cost_of_logp.prefers_numba(_MOST_TIMES * _work(n_products))
-
-
-def _work(n_directions: int) -> int:
-    """Return the evaluations expected of a fit, in gradients."""
-    # A product along one of many directions costs about .4 of a gradient: the rest is shared among them.
-    return _EXPECTED_GRADIENTS + int(0.4 * n_directions * _EXPECTED_HESSIANS)
-
-
-# --- the log density of a PyMC model on one flat unconstrained vector ---
 
 
 #: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
@@ -446,9 +397,7 @@ class LogDensity(ModelDensity):
     model : pymc.Model
         Discrete free variables are summed out of it, where that is possible: `model` is the one without them.
     backend : {"auto", "quick", "numba", "c", "jax"}, default "auto"
-        "quick" evaluates by NumPy calls and compiles nothing. "auto" is "quick" unless the estimated work, from the
-        graph, the sizes of the data and the sparsity of the Hessian, would take longer than compiling with Numba. The
-        choice is in `backend`.
+        "quick", which is meant by "auto", evaluates by NumPy calls and compiles nothing.
     compile_kwargs : dict, optional
         Options of ``pytensor.function``.
     factors : callable, optional
@@ -489,6 +438,7 @@ class LogDensity(ModelDensity):
         factors: Callable[[pm.Model], Sequence[Factor]] | None = None,
     ) -> None:
         check_backend(backend, compile_kwargs)
+        backend = _named(backend)
         check_model(model)
         self._state = ModelState.of(model)
         self.factors_from = factors
@@ -499,29 +449,22 @@ class LogDensity(ModelDensity):
         model = model if self.summed_out is None else self.summed_out.model
         keep_freed_memory()
         began = time.perf_counter()
-        self._requested, self._seconds_before = backend, 0.0
+        self._seconds_before = 0.0
         self.n_gradients = self.n_hessians = 0
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
         point, made = self._find_point(), (factors or factors_of)(model)
         with without_c():
             self.info = ModelInfo.of(model, point)
         given = bool(compile_kwargs and "mode" in compile_kwargs)
-        self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend in ("auto", "quick") and not given)
+        self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend == "quick" and not given)
         self.minibatches = self.graphs.minibatches
         self.functions = Functions(
-            model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
-            choose=self._choose,
-        )  # fmt: skip
+            model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large
+        )
         self.by_rows, self._n_by_rows = ByRows(self.graphs, self.functions, self.info.start), 0
         if self.graphs.forward is None and self._pointwise is None:
             self.graphs.raw_grad  # noqa: B018 (made once; raises MissingDerivativeError)
         self.functions.seconds = time.perf_counter() - began
-
-    def _choose(self) -> str:
-        """Return the backend."""
-        if self._requested != "auto" or self.functions.is_given:
-            return self.functions.backend
-        return fastest_backend(self)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -542,10 +485,12 @@ class LogDensity(ModelDensity):
         ------
         CannotReuse
             Where a new object is needed: for another backend; after a change of the model, or of the shapes of the
-            data; where the model reads minibatches; or if a change of the data makes another backend the faster one.
+            data; where the model reads minibatches.
         """
         check_backend(backend, compile_kwargs)
-        if backend != self._requested or not same_options(compile_kwargs, self.functions.compile_kwargs):
+        given = bool(compile_kwargs and "mode" in compile_kwargs)
+        other_backend = self.backend != ("given mode" if given else _named(backend))
+        if other_backend or not same_options(compile_kwargs, self.functions.compile_kwargs):
             raise CannotReuse("other options of the compilation were given")
         if self.has_minibatch:
             raise CannotReuse("it reads minibatches, whose rows are part of its functions")
@@ -563,8 +508,6 @@ class LogDensity(ModelDensity):
         other.__dict__.pop("gradient_seconds", None)
         if "second" in self.__dict__:
             other.second = self.second.again(other.info.start)
-        if self.functions.is_chosen and other._choose() != self.backend:
-            raise CannotReuse("with these data, another backend is faster")
         return other
 
     # --- evaluation: by rows where these are all of log p, by compiled functions elsewhere ---
@@ -572,7 +515,7 @@ class LogDensity(ModelDensity):
     @property
     def _pointwise(self) -> Pointwise | None:
         """Log p by rows; None where a graph serves."""
-        is_compiled = self.functions.backend_of_rows not in _ROWS_ARE_READ
+        is_compiled = self.functions.backend not in _ROWS_ARE_READ
         return None if is_compiled or self.graphs.forward is not None else self.by_rows.pointwise
 
     @functools.cached_property
@@ -723,7 +666,7 @@ class LogDensity(ModelDensity):
 
     def hessian_error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
-        return self.by_rows.error() if self.by_rows.gives_hessians else self.second.error()
+        return None if self.by_rows.gives_hessians else self.second.error()
 
     @property
     def n_products(self) -> int:

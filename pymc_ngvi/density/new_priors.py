@@ -1,9 +1,8 @@
 """Other priors for free variables of a model: what changes in log p, and the model that has them."""
 
-import contextlib
 import functools
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +27,7 @@ from pymc.distributions.shape_utils import change_dist_size
 from pymc.distributions.transforms import ChainedTransform, Ordered, _default_transform
 from pymc.logprob.basic import transformed_conditional_logp
 from pymc.logprob.transforms import Transform
-from pymc.model.fgraph import fgraph_from_model, model_from_fgraph
-from pymc.pytensorf import replace_vars_in_graphs, rvs_in_graph, toposort_replace
+from pymc.pytensorf import replace_vars_in_graphs, rvs_in_graph
 from pytensor import shared
 from pytensor.graph import Constant, Op, Variable, graph_replace
 from pytensor.tensor.random.op import RandomVariable
@@ -41,7 +39,7 @@ from scipy.special import betaln
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import OnDraws, TermSums, log_densities
-from pymc_ngvi.density.info import broadcasts
+from pymc_ngvi.density.info import broadcasts, with_replacements
 from pymc_ngvi.density.predictive import drawn_anew
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -334,39 +332,20 @@ class NewPriors:
     @functools.cached_property
     def changed_model(self) -> pm.Model:
         """The model with the new priors: a copy, whose data are copies, too."""
-        with without_c(self.model), _without_initial_values(self.model) as initial_values:
-            fgraph, memo = fgraph_from_model(self.model)
+
+        def replaced(memo: Mapping[Variable, Variable]) -> list[tuple[Variable, Variable]]:
             priors = replace_vars_in_graphs(list(self.new.values()), replacements=memo)
-            pairs = []
-            for name, prior in zip(self.names, priors, strict=True):
-                old = memo[self.model[name]]
-                pairs.append((old, _with_prior(old, self.model[name], prior)))
-            toposort_replace(fgraph, pairs)
-            changed: pm.Model = model_from_fgraph(fgraph, mutate_fgraph=True)
-        changed.check_bounds = self.model.check_bounds
-        for name, value in initial_values.items():
-            changed.set_initval(changed[name], value)
-        place = {name: number for number, name in enumerate(self.model.named_vars)}
-        for variables in (changed.free_RVs, changed.observed_RVs, changed.deterministics, changed.potentials):
-            variables.sort(key=lambda var: place[var.name])  # the graph has them in another order
+            olds = [memo[self.model[name]] for name in self.names]
+            return [
+                (old, _with_prior(old, self.model[name], prior))
+                for old, name, prior in zip(olds, self.names, priors, strict=True)
+            ]
+
+        changed = with_replacements(self.model, replaced)
         for term in (*self.model.free_RVs, *self.model.potentials):
             if getattr(term.tag, _MARK, False):
                 normalised(changed[term.name])
         return changed
-
-
-@contextlib.contextmanager
-def _without_initial_values(model: pm.Model) -> Iterator[dict[str, Any]]:
-    """Take initial values off a model, which PyMC does not copy with them, and give them back; yield those that differ.
-
-    Graphs among them stay behind: they are of the variables of this model.
-    """
-    kept = dict(model.rvs_to_initial_values)
-    try:
-        model.rvs_to_initial_values.update(dict.fromkeys(kept))
-        yield {rv.name: value for rv, value in kept.items() if value is not None and not isinstance(value, Variable)}
-    finally:
-        model.rvs_to_initial_values.update(kept)
 
 
 def _with_prior(old: Variable, old_rv: Variable, prior: Variable) -> Variable:

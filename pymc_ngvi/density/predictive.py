@@ -32,6 +32,7 @@ from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import OnDraws
+from pymc_ngvi.density.info import with_replacements
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.rewrites import behind, copy_of, inline_inner_graphs
@@ -163,7 +164,7 @@ def expected(rv: Variable) -> Variable:
     if isinstance(rv.owner.op, ZeroSumNormalRV):
         return pt.zeros_like(rv)
     try:
-        return pt.broadcast_to(pt.cast(mean(rv), rv.type.dtype), rv.shape)
+        return pt.broadcast_to(mean(rv), rv.shape)
     except (NotImplementedError, UndefinedMomentException) as error:
         raise NotImplementedError(str(error)) from error
 
@@ -304,11 +305,17 @@ class PredictiveGraph:
         shapes = self.shapes(model.free_RVs, new=False)
         priors = [rv for rv, shape in zip(model.free_RVs, shapes, strict=True) if rows.isdisjoint(shape)]
         found = statistics([*model.basic_RVs, *model.deterministics], list(self._new), rows, priors)
-        self._kept = set(found)
+        self._kept = found
         self._new |= {variable: _constant(variable, value) for variable, value in found.items()}
         for dim, length in lengths.items():
             variable = model.dim_lengths[dim]
             self._new[variable] = _constant(variable, np.asarray(length))
+
+    def with_statistics(self) -> pm.Model:
+        """Return a copy of the model whose data may change, and statistics of these that it is made of may not."""
+        return with_replacements(
+            self.model, lambda memo: [(memo[v], _constant(v, value)) for v, value in self._kept.items()]
+        )
 
     def needed(self, names: Sequence[str]) -> list[Variable]:
         """Return the random variables that some variables are computed from, these included, parents first."""
@@ -372,10 +379,13 @@ class PredictiveGraph:
         return _evaluated(graph_replace(values, self._new, strict=False))
 
     def compiled(
-        self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int
+        self, names: Sequence[str], treatments: Mapping[str, Treatment], n_draws: int, *, means: bool = False
     ) -> tuple[OnDraws, Array]:
-        """Return the function of the named variables, and the draws of what is known at which to evaluate it."""
-        return self._over_draws(treatments, n_draws, lambda parts: self._outputs(names, treatments, parts))
+        """Return the function of the named variables, and the draws of what is known at which to evaluate it.
+
+        ``means`` has the mean of an observed variable, given its parents, in the place of draws of it.
+        """
+        return self._over_draws(treatments, n_draws, lambda parts: self._outputs(names, treatments, parts, means))
 
     def log_densities(
         self, names: Sequence[str], values: Mapping[str, AnyArray], treatments: Mapping[str, Treatment], n_draws: int
@@ -419,7 +429,7 @@ class PredictiveGraph:
             return OnDraws(self.model, theta, outputs), draws
 
     def _outputs(
-        self, names: Sequence[str], treatments: Mapping[str, Treatment], parts: Mapping[str, Variable]
+        self, names: Sequence[str], treatments: Mapping[str, Treatment], parts: Mapping[str, Variable], means: bool
     ) -> list[Variable]:
         done = dict(self._new)
         for rv in self.needed(names):
@@ -430,6 +440,12 @@ class PredictiveGraph:
                 raise NotImplementedError(f"becomes of {rv.name!r} ({error})") from error
         others = [self.model[name] for name in names]
         replaced = iter(graph_replace([v for v in others if v not in done], done, strict=False))
+        for rv in set(self.model.observed_RVs) & set(others) if means else ():
+            try:
+                done[rv] = expected(done[rv])
+            except NotImplementedError as error:
+                said = f"{str(error).rstrip('.')}; a Deterministic can be named in its place, as var_names"
+                raise NotImplementedError(f"the mean of {rv.name!r} is ({said})") from error
         return [done[v] if v in done else next(replaced) for v in others]
 
     def _resized(self, rv: Variable, treatment: Treatment, done: Mapping[Variable, Variable]) -> Variable:
@@ -443,7 +459,7 @@ class PredictiveGraph:
             return known
         new = self._resized(rv, treatment, done)
         if treatment.mean:
-            new = expected(new)
+            new = pt.cast(expected(new), rv.type.dtype)
         elif treatment.n_known is not None and known is not None:
             whole = continued(new, known, treatment.n_known)
             new = whole if treatment.mask is None else with_known(new, whole, treatment.mask)

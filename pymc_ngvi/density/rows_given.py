@@ -27,7 +27,6 @@ from pymc_ngvi.core.refusal import NotApart, Reason, Refused
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.split import Pieces, local_input
 from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs import graph, layout
 from pymc_ngvi.graphs.backends import without_c
@@ -39,6 +38,31 @@ from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Sparsity
 from pymc_ngvi.rows.many import ManyRows, ManyRowsLeft, Narrowing, OwnEffects, find_own
 from pymc_ngvi.rows.separable import is_concave, is_quadratic
+
+# --- stands for the flat vector where graphs are put on two others: of some coordinates, and of the rest ---
+
+
+class Pieces:
+    """Pieces of the flat vector, taken from globals or local coordinates."""
+
+    def __init__(self, globals_: NDArray[np.intp], n_dim: int, global_: Variable, local: Variable) -> None:
+        self.global_, self.local = global_, local
+        self._is_global = np.zeros(n_dim, dtype=bool)
+        self._is_global[globals_] = True
+        self._rank = np.where(self._is_global, np.cumsum(self._is_global), np.cumsum(~self._is_global)) - 1
+
+    def __getitem__(self, where: slice) -> Variable:
+        """Return a piece."""
+        of_globals, rank = self._is_global[where], self._rank[where]
+        if of_globals.all():
+            return self.global_[int(rank[0]) : int(rank[-1]) + 1]
+        if not of_globals.any():
+            return self.local[int(rank[0]) : int(rank[-1]) + 1]
+        at = np.empty(len(rank), dtype=np.intp)
+        at[of_globals] = np.arange(int(of_globals.sum()))
+        at[~of_globals] = int(of_globals.sum()) + np.arange(int((~of_globals).sum()))
+        return pt.concatenate([self.global_[rank[of_globals]], self.local[rank[~of_globals]]])[at]
+
 
 # --- graphs that hang on given values at many of these: the same graphs, with one more axis ---
 
@@ -306,7 +330,7 @@ class RowsGiven:
         self._apart = np.random.default_rng(1).standard_normal(len(self.inside))
         with functions.timed(), without_c():
             given = pytensor.shared(self.first, "given", shape=(len(outside),))
-            self.theta = local_input(len(self.inside))
+            self.theta = pt.vector("inside", dtype="float64", shape=(len(self.inside),))
             pieces = Pieces(outside, density.n_dim, given, self.theta)
             sums = [factor.logp.sum() for factor in graphs.factors]
             parts = graphs.simplify(graph.on_flat_vector(density.model, density.layout, sums, pieces))
@@ -315,7 +339,7 @@ class RowsGiven:
                 self.reading = Reading(
                     parts, self.theta, functools.partial(graph.simplify, check_bounds=False), compile_
                 )
-                self.engine = engine_for(functions.backend_of_rows, compile_)
+                self.engine = engine_for(functions.backend, compile_)
                 self._over = OverGiven(given, compile_)
                 self._log_p = pt.add(pt.constant(0.0), *parts)
                 self._take()

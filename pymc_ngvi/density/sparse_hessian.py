@@ -91,12 +91,6 @@ class SparseHessian:
         """
         return None if self.coloured is None else self.coloured.pattern
 
-    def n_colours_by_graph(self) -> int:
-        """Return the products for one Hessian as far as the graph tells, evaluating nothing."""
-        self._forget_old_data()
-        colouring = self._colour(self._by_graph().pattern) if len(self._start) >= SMALLEST else None
-        return len(self._start) if colouring is None else colouring.n_colours
-
     def _forget_old_data(self) -> None:
         # `pm.set_data` puts another array in the place of the old one.
         if self._data is not None and not self._data.are_current():

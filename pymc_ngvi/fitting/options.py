@@ -55,8 +55,6 @@ AXES: dict[str, Mapping[str, Any]] = {
 
 #: Rules that solve a problem on fixed draws, with all of the data in every evaluation.
 ON_FIXED_DRAWS = ("adaptive", "linesearch", *MIXTURE_STEPS)
-#: Estimators that do without the Hessian of log p.
-BY_GRADIENTS = ("stein", "pathwise", "gauss_newton")
 
 
 #: What other packages and papers call our entries, by axis; in lower case, without hyphens.

@@ -21,7 +21,7 @@ from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, Family, Maker
 from pymc_ngvi.families.dissection import find_blocks, structure_of
 from pymc_ngvi.families.gaussian import Gaussian, Partition
 from pymc_ngvi.families.sparse import SparseStructure
-from pymc_ngvi.fitting.options import BY_GRADIENTS, FitOptions, choose_family, form_of
+from pymc_ngvi.fitting.options import FitOptions, choose_family, form_of
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.reparam import Conditional, PushforwardState, ReparametrisedDensity, RowSpaceDensity, reparametrised
 
@@ -380,7 +380,6 @@ def problem_of(density: ModelDensity, options: FitOptions) -> Problem:
         raise ValueError(NO_ROWS)
     if options.choice.estimator == "gauss_newton" and density.is_sharded:
         raise ValueError("estimator='gauss_newton' does not go with shards: leave it out.")
-    density.functions.needs_hessians = options.choice.estimator not in BY_GRADIENTS
     target: Target = density
     structure: Partition | None = None
     if options.reparam is None:

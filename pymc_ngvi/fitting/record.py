@@ -26,8 +26,9 @@ from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
 from pymc_ngvi.density.streams.density import BatchError, StreamReport
-from pymc_ngvi.families import traits_of
+from pymc_ngvi.families import DENSE, INDEPENDENT, FullState, traits_of
 from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.marginal.weighted import WEIGHTED
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Decision, Plan
 
 # --- what there is to say of modes beside that of the fit: where they are, and their share of the posterior ---
@@ -382,6 +383,8 @@ class FitRecord:
 
     def closing_line(self) -> str:
         """Return the outcome in one line."""
+        if self.kind == WEIGHTED:
+            return ""
         if self.comes_first:
             work = (
                 f"{self.n_iterations:,} Gaussian fits of the latent variables"
@@ -400,6 +403,29 @@ class FitRecord:
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
             f"({self._what()}; {self.backend} backend)."
         )
+
+
+def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: int, seconds: float) -> FitRecord:
+    """Return the record of a posterior that no fit came before."""
+    return FitRecord(
+        status=Status.CONVERGED,
+        elbo=elbo,
+        gap=math.nan,
+        n_iterations=state.checks.n_fits,
+        n_gradients=density.n_gradients,
+        n_hessians=density.n_hessians,
+        n_dropped=0,
+        compile_seconds=density.compile_seconds,
+        run_seconds=max(seconds, 0.0),
+        family=DENSE if isinstance(state.gaussian, FullState) else INDEPENDENT,
+        update="natural",
+        estimator="quadrature",
+        step=state.kind,
+        backend=density.backend,
+        family_reason=f"it has the moments of the {state.kind} posterior",
+        seed=seed,
+        summed_out=density.summed_out_names,
+    )
 
 
 # --- what a fit has come to, and what the user is told of it ---

@@ -863,7 +863,7 @@ class FitSession:
             n_dropped=state.n_dropped,
             compile_seconds=self._compile_seconds,
             run_seconds=max(self._seconds - self._compile_seconds, 0.0),
-            backend=density.backend_in_use,
+            backend=density.backend,
             family_reason=self.options.family_reason,
             reparam=self.options.reparam,
             gaussian=getattr(state, "gaussian", None),

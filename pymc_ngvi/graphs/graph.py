@@ -128,11 +128,6 @@ def _inline_batched(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
     return list(vectorize_graph(outputs, dict(zip(entries, node.inputs, strict=True))))
 
 
-def with_branches(outputs: list[Variable]) -> list[Variable]:
-    """Write maxima, minima and clipped values as branches, whose derivatives are simplified correctly."""
-    return rewritten(outputs, rewrites.branches)
-
-
 def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bool = False) -> list[Variable]:
     """Canonicalise and stabilise a graph.
 

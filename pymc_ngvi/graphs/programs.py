@@ -125,13 +125,6 @@ def with_derivatives(outputs: list[Variable]) -> list[Variable]:
     return rewritten(outputs, _all_smooth)
 
 
-def has_parameters(outputs: list[Variable], theta: Variable) -> bool:
-    """Tell whether there are incomplete functions, with derivatives by parameters, which depend on theta."""
-    found = [var.owner for var in ancestors(outputs) if var.owner is not None and isinstance(var.owner.op, Elemwise)]
-    parameters = [i for node in found if isinstance(node.op.scalar_op, _Smooth) for i in node.inputs[:-1]]
-    return theta in ancestors(parameters)
-
-
 def is_tail(node: Apply) -> bool:
     """Tell whether a node evaluates derivatives by parameters."""
     return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ByParameters)

@@ -249,26 +249,6 @@ def _limits(var: Variable, depth: int = _DEEPEST) -> tuple[float, float]:
     return unknown if np.isnan(ends).any() else (min(ends), max(ends))
 
 
-@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
-def _branches(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    scalar_op = node.op.scalar_op
-    if isinstance(scalar_op, ps.ScalarMaximum):
-        x, y = node.inputs
-        return [pt.switch(pt.ge(x, y), x, y)]
-    if isinstance(scalar_op, ps.ScalarMinimum):
-        x, y = node.inputs
-        return [pt.switch(pt.le(x, y), x, y)]
-    if isinstance(scalar_op, ps.Clip):
-        x, low, high = node.inputs
-        return [pt.switch(pt.lt(x, low), low, pt.switch(pt.gt(x, high), high, x))]
-    return None
-
-
-#: PyTensor writes derivatives of the larger of two numbers as products with truth values, and may add these up as such
-#: when it simplifies them: a second derivative of a log-sum of exponentials came out half as large as it is.
-branches = dfs_rewriter(_branches)
-
-
 def _is_of(variable: Variable, *scalar_ops: type) -> bool:
     node = variable.owner
     return node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_ops)

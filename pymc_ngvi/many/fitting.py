@@ -33,7 +33,7 @@ from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.core.verdict import Word
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.info import Simulated, quoted, with_data_for, without_casts
+from pymc_ngvi.density.info import DataSnapshot, Simulated, quoted, with_data_for, without_casts
 from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
 from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.fitting.progress import SharedContext, console_for, one_thread
@@ -165,23 +165,6 @@ class Slots:
             elif list(self.model.coords[dim] or ()) != labels:
                 raise ValueError(f"The length and labels of dim {dim!r} are fixed in the model: leave {dim!r} out.")
         pm.set_data({name: arrays[name] for name in self.names.values()}, model=self.model, coords=coords)
-
-    @contextlib.contextmanager
-    def left_as_it_was(self) -> Iterator[None]:
-        """Give the model its own data back at the end."""
-        coords = dict(self.model.coords)
-        # Others are put in the place of these arrays, which are never written to.
-        own = {v.name: v.get_value(borrow=True) for v in self.model.data_vars if hasattr(v, "get_value")}
-        lengths = {n: v.get_value() for n, v in self.model.dim_lengths.items() if hasattr(v, "get_value")}
-        try:
-            yield
-        finally:
-            for name, values in own.items():
-                self.model[name].set_value(values, borrow=True)
-            for name, length in lengths.items():
-                self.model.dim_lengths[name].set_value(length)
-            self.model.coords.clear()
-            self.model.coords.update(coords)
 
 
 def _check_is_dict(entry: object) -> None:
@@ -697,7 +680,7 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
     """
     rows: list[Row] = []
     labels: dict[str, AnyArray] = {}
-    with fitter.asked.slots.left_as_it_was():
+    with DataSnapshot(fitter.asked.slots.model).restored():
         try:
             for row in shown(_fits(fitter, _read(cases), place), total, progressbar):
                 rows.append(row)

@@ -1,7 +1,5 @@
 """The exact step after a Gaussian fit: whether a model allows it, what it would cost, and the posterior it gives."""
 
-import logging
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,6 +7,7 @@ import numpy as np
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.psis import effective_size
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.types import Array, GaussianState
@@ -22,14 +21,12 @@ from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeIn
 from pymc_ngvi.marginal.margins import PROFILE
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.proposals import effective_size, mixture_of
+from pymc_ngvi.marginal.proposals import mixture_of
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import MOST, MOST_SURE, WANTED_OF_MORE, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import by_neighbours
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.trees import IntegratedTrees, pool_of
-
-logger = logging.getLogger("pymc.ngvi")
 
 #: Globals up to which a regression is sampled: it has no thin bent tails; with few events, all of 16 to 41 were right.
 _MOST_OF_REGRESSION = 60
@@ -64,17 +61,18 @@ def forest_of(density: ModelDensity) -> Forest:
         raise Unavailable(Reason.IN_PART, "the model reads pm.Minibatch data")
     try:
         where = tuple(v.where for v in density.layout.variables)
-        forest = find_forest(density.structural_pattern, density.n_dim, where)
+        pattern = None if density.n_directions is None else density.structural_pattern
+        forest = find_forest(pattern, density.n_dim, where)
     except NoForest as reason:
         raise Unavailable(reason.code, reason.sentence) from None
-    if density.is_sharded and forest.n_local and density.n_directions is None:
-        raise Unavailable(Reason.IN_PART, "the data are in shards, and log p is no sum over rows")
     most = _MOST_OF_REGRESSION if forest.n_globals > MOST_PLAIN and _is_regression(density) else MOST_PLAIN
     if not forest.n_local and forest.n_globals > most:
+        has_none = "the model has no independent blocks"
+        if density.n_directions is None:
+            has_none = "log p is no sum over rows, which fall into blocks"
         raise Unavailable(
             Reason.NO_FOREST,
-            f"the model has no independent blocks, and its {forest.n_globals} parameters are more than the "
-            f"{most} that can be sampled",
+            f"{has_none}, and its {forest.n_globals} parameters are more than the {most} that can be sampled",
         )
     return forest
 
@@ -260,10 +258,6 @@ def _quadrature(
         fitted.split()
     except CannotSplit as reason:
         raise Unavailable(reason.code, reason.sentence) from None
-    except Exception as error:  # an operation that is not to be vectorised: the Gaussian is there all the same
-        logger.debug("The terms of log p can't be compiled one by one.", exc_info=True)
-        said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
-        raise Unavailable(Reason.NOT_SPLIT, said) from error
     is_concave, places = not rows_not_concave(density)[forest.locals_].any(), np.empty((0, forest.n_local))
     if not is_concave and forest.n_levels > 1:
         prior = density.info.prior_draws(_N_PLACES, _SEED)[:, forest.locals_]

@@ -50,8 +50,6 @@ _NOWHERE, _APART = np.empty((0, 0)), 2.0
 _ROUNDING = 1e-6
 #: How often what is lost is begun again, from the nearest globals where centres were found by then.
 _TURNS = 2
-#: Numbers in the conditional moments that others begin from.
-_MOST_KNOWN = 2**22
 
 
 @stored("exact.integrals")
@@ -183,7 +181,7 @@ class TreeIntegral:
         if not len(found.g):
             return
         known = found if self._known is None else TreePairs.joined([self._known, found])
-        most = max(1, _MOST_KNOWN // (self.forest.n_local * (2 + self.forest.n_levels)))
+        most = max(1, AT_ONCE // (self.forest.n_local * (2 + self.forest.n_levels)))
         self._known = known[max(len(known.g) - most, 0) :]
         self._nearest = cKDTree(self._known.g / self._scale)
 

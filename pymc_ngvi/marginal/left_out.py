@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.bridge import Side
 from pymc_ngvi.core.parts import DataParts, passes, rows_of_set
-from pymc_ngvi.core.sizes import AT_ONCE, N_SHOWN
+from pymc_ngvi.core.sizes import AT_ONCE, FIXED_SEED, N_SHOWN
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.observed_rows import MaskedDensity
 from pymc_ngvi.marginal.integral import TreeIntegral
@@ -28,7 +28,6 @@ _FEWEST_DRAWS, _MOST_DRAWS, _MOST_VALUES = 500, N_SHOWN, 2**30
 #: Of the ladder of rules: integrals themselves are wanted, not how they change with the globals. The next one moves
 #: densities of rows of a random intercept and slope by 0.001 nats at most.
 _RULE = 2
-_SEED = 20_261_127
 
 Ints = NDArray[np.intp]
 
@@ -86,7 +85,7 @@ class IntegratedAgain:
         n = int(np.clip(_MOST_VALUES // values, _FEWEST_DRAWS, _MOST_DRAWS))
         if n >= n_pool:
             return np.arange(n_pool)
-        return np.sort(np.random.default_rng(_SEED).permutation(n_pool)[:n])
+        return np.sort(np.random.default_rng(FIXED_SEED).permutation(n_pool)[:n])
 
     def _chunk(self, parts: DataParts, work: "_Work", g: Array, log_out: Array, log_scored: Array) -> None:
         """Fill in what some draws give.

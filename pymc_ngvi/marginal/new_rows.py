@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
+from pymc_ngvi.core.sizes import AT_ONCE, FIXED_SEED
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.effects import SplitNormal
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.integral import N_COMPARED, TreeIntegral
-from pymc_ngvi.marginal.joint import JointDraws
 from pymc_ngvi.marginal.nodes import references
 from pymc_ngvi.marginal.parts import BatchPlan, TermsOfBlocks, sub_forest, whole
 from pymc_ngvi.marginal.pooled import PoolState
@@ -30,13 +31,9 @@ type Ints = NDArray[np.intp]
 #: From unconstrained coordinates, (n, n_dim), to log densities of rows, (n, n_rows).
 type RowLogp = Callable[[Array], Array]
 
-#: Numbers held at once.
-_AT_ONCE = 2**21
 #: Of the ladder of rules: an integral itself is wanted. Of 40 groups with few counts, 9 nodes are 0.01 nats off in all,
 #: 13 to 27 less than 0.003.
 _FINE = 6
-#: Of the steps by which it is found out which rows depend on what.
-_SEED = 20_261_128
 
 
 class CoupledRows(RefusedFor):
@@ -60,7 +57,7 @@ class WithNewRows:
     skewness: float = 0.0
 
 
-def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> JointDraws:
+def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> Draws:
     """Return draws of an exact posterior, without the rows that it was fitted to.
 
     Local coordinates have the conditional moments that the posterior knows at its globals.
@@ -73,7 +70,7 @@ def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> Jo
         g = pool.g[rows[part]]
         z = of_draws.standard_quantile(_evenly(len(g), forest.n_local, rng))
         theta[part, forest.locals_] = trees.centres(g).at_own(z[:, None], forest)[:, 0]
-    return JointDraws(theta, pool.log_ratio[rows], rows, pool.part[rows])
+    return Draws(theta, pool.log_ratio[rows], rows, pool.part[rows])
 
 
 def with_trees(state: object) -> PoolState | None:
@@ -183,7 +180,7 @@ class _TermsOfRows:
 
     def chunk(self, n_nodes: int) -> int:
         """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
-        return max(1, _AT_ONCE // (n_nodes * self.width))
+        return max(1, AT_ONCE // (n_nodes * self.width))
 
     def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate the terms: all at once."""
@@ -225,7 +222,7 @@ def owners_of_rows(point: Array, step: Array, forest: Forest, row_logp: RowLogp)
     A row depends on at most one coordinate of each level. It is known by its number, whose digits are read from moves
     of half of the coordinates at a time.
     """
-    step = step * np.random.default_rng(_SEED).uniform(0.3, 1.0, forest.n_local)
+    step = step * np.random.default_rng(FIXED_SEED).uniform(0.3, 1.0, forest.n_local)
     same = row_logp(point[None])[0]
     owner = np.full(len(same), -1, dtype=np.intp)
     for at in forest.at_level:
@@ -254,5 +251,5 @@ def _evenly(n: int, k: int, rng: np.random.Generator) -> Array:
 
 
 def _parts(n: int, width: int) -> Iterator[slice]:
-    size = max(N_COMPARED, _AT_ONCE // max(width, 1))
+    size = max(N_COMPARED, AT_ONCE // max(width, 1))
     return (slice(start, start + size) for start in range(0, n, size))

@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.core import prices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.shards.shard import of_likelihood
-from pymc_ngvi.density.split import CannotSplit, RowTerms, SplitDensity
+from pymc_ngvi.density.split import RowTerms
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.parts import BatchPlan, Integers, SomeBlocks, TermsByRows, sub_forest, whole
+from pymc_ngvi.marginal.parts import BatchPlan, Integers, SomeBlocks, TermsByRows, sub_forest
 
 # --- terms of log p whose rows are in shards: those of the prior here, those of the data where these are, added up ---
 
@@ -99,7 +98,7 @@ class FittedDensity:
     def __init__(self, density: ModelDensity, forest: Forest, point: Array, log_p: float | None = None) -> None:
         self._density, self._forest, self._point = density, forest, point
         self._log_p, self._is_checked = log_p, log_p is None
-        self._terms: SplitDensity | TermsByRows | TermsInShards | None = None
+        self._terms: TermsByRows | TermsInShards | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: all but what is compiled."""
@@ -125,41 +124,29 @@ class FittedDensity:
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
         split = self.split()
-        if isinstance(split, SplitDensity):  # others count by themselves
-            prices.count(local.shape[0] * local.shape[1] * self._density.value_seconds)
         with self._density.info.data.restored():
             return split.terms(g, local)
 
     def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate the terms by parts."""
-        split = self.split()
-        return whole(self, forest, n_nodes) if isinstance(split, SplitDensity) else split.plan(n_draws, n_nodes)
+        return self.split().plan(n_draws, n_nodes)
 
-    def split(self) -> SplitDensity | TermsByRows | TermsInShards:
-        """Return the terms, compiled: those of rows where log p is a sum of these."""
+    def split(self) -> TermsByRows | TermsInShards:
+        """Return the terms, those of rows."""
         if self._terms is None:
             with self._density.info.data.restored():
                 self._check()
-                self._terms = self._of_rows() or SplitDensity(self._whole, self._forest, self._point)
+                self._terms = self._of_rows()
         return self._terms
 
-    @property
-    def _whole(self) -> LogDensity:
-        assert isinstance(self._density, LogDensity)
-        return self._density
-
-    def _of_rows(self) -> TermsByRows | TermsInShards | None:
+    def _of_rows(self) -> TermsByRows | TermsInShards:
         density = self._density
         if isinstance(density, ShardedDensity):
             return TermsInShards(density, self._forest)
-        rows = self._whole.rows
-        if rows is None:
-            return None
-        try:
-            with density.functions.timed():
-                return TermsByRows(RowTerms(rows, self._forest), self._forest)
-        except CannotSplit:
-            return None
+        rows = density.by_rows.found
+        assert rows is not None
+        with density.functions.timed():
+            return TermsByRows(RowTerms(rows, self._forest), self._forest)
 
     def _check(self) -> None:
         """Raise ValueError where log p is not what it was: the model is another one."""

@@ -2,8 +2,6 @@
 
 import abc
 import functools
-import uuid
-import weakref
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -12,19 +10,14 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.psis import effective_size
+from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.stored import entry_of, stored, with_tag
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import PoolVerdict
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.joint import JointDraws
-from pymc_ngvi.marginal.proposals import effective_size
+from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.sampling import Pool, relative_sd_errors
-
-_KNOWN: "weakref.WeakValueDictionary[int, PoolState]" = weakref.WeakValueDictionary()
-
-
-#: Numbers of weighted draws that are held, at most.
-_MOST_HELD = 2**26
 
 
 class GivenGlobals(abc.ABC):
@@ -74,9 +67,15 @@ class GivenGlobals(abc.ABC):
     def cov_block(self, state: "PoolState", index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates."""
 
-    @abc.abstractmethod
+    def log_normaliser(self, state: "PoolState") -> tuple[float, float]:
+        """Return the logarithm of the integral of exp(log p), and its standard error."""
+        value, se = state.pool.log_normaliser()
+        left, of_left = self.correction(state)
+        return value + left, float(np.hypot(se, of_left))
+
     def correction(self, state: "PoolState") -> tuple[float, float]:
         """Return what log m of the pool lacks everywhere, and its standard error."""
+        return 0.0, 0.0
 
     @abc.abstractmethod
     def verdict(self, state: "PoolState") -> PoolVerdict:
@@ -116,37 +115,18 @@ class PoolState:
     gaussian: Any
     #: Fits at other modes, where it began as well.
     others: tuple[Any, ...] = field(default=(), kw_only=True)
-    #: Stands for it among the shared variables of a graph; the same when it is pickled.
-    number: int = field(default_factory=lambda: uuid.uuid4().int >> 66, kw_only=True)
-
-    def __post_init__(self) -> None:
-        _KNOWN[self.number] = self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes it again: the one of that number, where it is there still."""
-        return _restored, (
-            self.number,
-            {k: v for k, v in vars(self).items() if k not in ("_last", "sd_errors", "in_modes")},
-        )
 
     def __copy__(self) -> "PoolState":
         """Return itself: nothing of it changes."""
         return self
 
     def params(self) -> dict[str, Array]:
-        """Return what stands for the state among the shared variables of a graph: its number, and the pool."""
-        return {"number": np.array([self.number]), "globals": self.pool.g, "log_weights": self.log_weights}
+        """Return what stands for the state among the shared variables of a graph: its weighted draws of the globals."""
+        return {"globals": self.pool.g, "log_weights": self.log_weights}
 
-    @classmethod
-    def from_params(cls, params: dict[str, Array]) -> "PoolState":
-        """Return the state with these parameters."""
-        known = _KNOWN.get(int(params["number"][0]))
-        if known is None:
-            raise ValueError(
-                "No exact, nested or moved posterior has this number: arrays alone don't tell it. Keep, or pickle, the "
-                "approximation that they come from."
-            )
-        return known
+    def from_params(self, params: dict[str, Array]) -> "PoolState":
+        """Return itself: arrays alone don't tell the rest."""
+        return self
 
     def content(self) -> dict[str, Any]:
         """Return what a file keeps: the tag of the class of what is left, and all else."""
@@ -234,13 +214,11 @@ class PoolState:
 
     def log_normaliser(self) -> tuple[float, float]:
         """Return the logarithm of the integral of exp(log p), and its standard error."""
-        value, se = self.pool.log_normaliser()
-        left, of_left = self._correction
-        return value + left, float(np.hypot(se, of_left))
+        return self._log_normaliser
 
     @functools.cached_property
-    def _correction(self) -> tuple[float, float]:
-        return self.rest.correction(self)
+    def _log_normaliser(self) -> tuple[float, float]:
+        return self.rest.log_normaliser(self)
 
     def elbo(self) -> tuple[float, float]:
         """Return the ELBO of the joint distribution of globals and the others, and its error, nats."""
@@ -280,18 +258,18 @@ class PoolState:
         others = [rng.random((n, len(self.locals_))) for _ in range(self.rest.n_parts)]
         return self._joined(pool, order, [first, *others])
 
-    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+    def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return all weighted draws of a pool whose effective size is ``n``, as far as that can be had.
 
         Where these are too many numbers, they are draws of equal weight, and as many as can be held.
         """
         pool = self.for_draws(n)
-        if len(pool.g) * self.n_dim > _MOST_HELD:
-            fewer = min(n, max(_MOST_HELD // self.n_dim, 1))
-            return JointDraws.of_equal_weight(self.draw(fewer, rng), self.effective_for(fewer) / fewer)
+        if len(pool.g) * self.n_dim > HELD:
+            fewer = min(n, max(HELD // self.n_dim, 1))
+            return Draws.of_equal_weight(self.draw(fewer, rng), self.effective_for(fewer) / fewer)
         rows, others, log_weights = self.rest.joint(self, pool, rng)
         worth = self.effective_size_for(n) / effective_size(log_weights)
-        return JointDraws(self._with(pool.g[rows], others), log_weights, rows, pool.part[rows], worth)
+        return Draws(self._with(pool.g[rows], others), log_weights, rows, pool.part[rows], worth)
 
     def _joined(self, pool: Pool, order: NDArray[np.intp], uniform: list[Array]) -> Array:
         rows, others = self.rest.draw(self, pool, order, uniform)
@@ -327,16 +305,6 @@ class PoolState:
     def cov_block(self, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index))."""
         return self.rest.cov_block(self, np.asarray(index))
-
-
-def _restored(number: int, parts: dict[str, Any]) -> PoolState:
-    known = _KNOWN.get(number)
-    if known is not None:
-        return known
-    state = PoolState.__new__(PoolState)
-    vars(state).update(parts)
-    state.__post_init__()
-    return state
 
 
 def effective_size_of(weights: Array) -> float:

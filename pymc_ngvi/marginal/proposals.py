@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import TINY, logsumexp, solve_lower
+from pymc_ngvi.core.psis import effective_size
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.margins import Margins
@@ -62,15 +63,6 @@ def _few(weights: Array, n: int) -> tuple[NDArray[np.intp], Array]:
 def mixture_of(means: Array, factors: Array, df: float) -> StudentMixture:
     """Return components of the same shares."""
     return StudentMixture(np.full(len(means), 1.0 / len(means)), means, factors, df)
-
-
-def effective_size(log_weights: Array) -> float:
-    """Return (sum w)^2 / sum w^2, 0 where there are no weights."""
-    top = log_weights.max(initial=-np.inf)
-    if not np.isfinite(top):
-        return 0.0
-    w = np.exp(log_weights - top)
-    return float(w.sum() ** 2 / (w**2).sum())
 
 
 def tempered(log_weights: Array, least: float) -> Array:

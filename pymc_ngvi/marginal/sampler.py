@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.psis import effective_size
 from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
 from pymc_ngvi.marginal.mode import LatentMode, find_modes
-from pymc_ngvi.marginal.proposals import Proposal, best_proposal, effective_size, mixture_of, tempered
+from pymc_ngvi.marginal.proposals import Proposal, best_proposal, mixture_of, tempered
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, MOST_KHAT, relative_sd_errors, smoothed_weights, tail_size
 from pymc_ngvi.marginal.sampling import normalised_weights as normalised_weights
 from pymc_ngvi.marginal.student_mixture import StudentMixture

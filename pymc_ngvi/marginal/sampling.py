@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.psis import khat_error, smoothed
+from pymc_ngvi.core.psis import effective_size, khat_error, smoothed
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.proposals import effective_size
 
 #: k-hat of the weights of a pool at most, but for its standard error.
 MOST_KHAT = 0.5

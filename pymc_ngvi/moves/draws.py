@@ -14,8 +14,9 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, few_draws, heavy_tail
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
-from pymc_ngvi.marginal.sampling import Pool, picked
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.marginal.sampling import Pool
+from pymc_ngvi.marginal.weighted import AllDrawn
 from pymc_ngvi.moves.chains import MOST_ERROR, UNKNOWN, ChainCoordinates, log_mass
 
 # --- whether moved draws have arrived: every condition, with its figure ---
@@ -190,7 +191,7 @@ _STREAM = 8_000_000
 
 @stored("moved.state")
 @dataclass(frozen=True, eq=False)
-class MovedDraws(GivenGlobals):
+class MovedDraws(AllDrawn):
     """Draws of chains."""
 
     #: Those in the same mode are together, as many in each; shape (n_draws, n_chains, n_dim).
@@ -206,13 +207,12 @@ class MovedDraws(GivenGlobals):
 
     kind = "moved"
 
-    def with_pool(self, gaussian: Any, others: tuple[Any, ...] = ()) -> PoolState:
+    def state(self, gaussian: Any, others: tuple[Any, ...] = ()) -> PoolState:
         """Return the posterior."""
         n, n_chains, d = self.x.shape
         of_start = np.arange(n_chains) // (n_chains // self.checks.n_starts)
         logp = self.logp.ravel()
-        pool = Pool(self.x.reshape(-1, d), logp, logp, np.tile(of_start, n))
-        return PoolState(pool, self, np.arange(d), np.empty(0, dtype=np.intp), gaussian, others=others)
+        return self.with_pool(Pool(self.x.reshape(-1, d), logp, logp, np.tile(of_start, n)), gaussian, others)
 
     @property
     def of_chains(self) -> Array:
@@ -244,7 +244,7 @@ class MovedDraws(GivenGlobals):
         if checks.n_modes > 1 and (len(checks.mode_weights) != checks.n_modes or checks.n_starts % checks.n_modes):
             raise ValueError("the modes of the moved posterior do not go together")
         mass = Estimate(*content["log_mass"])
-        return cls(x, logp, checks, mass, density).with_pool(gaussian, tuple(content["others"]))
+        return cls(x, logp, checks, mass, density).state(gaussian, tuple(content["others"]))
 
     # --- weights ---
 
@@ -256,7 +256,7 @@ class MovedDraws(GivenGlobals):
         """Return that of the chains, which are autocorrelated."""
         return self.checks.effective_size
 
-    def correction(self, state: PoolState) -> tuple[float, float]:
+    def log_normaliser(self, state: PoolState) -> tuple[float, float]:
         """Return the log mass, which the pool does not tell, and its error; NaN where no Gaussian is near enough."""
         mass = self.mass
         if np.isnan(mass.value) and self.density is not None:
@@ -285,33 +285,6 @@ class MovedDraws(GivenGlobals):
             weights_size=np.inf,
         )
         return [
-            type(self)(x, logp, alone).with_pool(coordinates.refitted(x.reshape(-1, x.shape[2]), alone.effective_size))
+            type(self)(x, logp, alone).state(coordinates.refitted(x.reshape(-1, x.shape[2]), alone.effective_size))
             for x, logp in zip(*(np.split(array, n_modes, axis=1) for array in (self.x, self.logp)), strict=True)
         ]
-
-    # --- draws and moments ---
-
-    def draw(
-        self, state: PoolState, pool: Pool, order: NDArray[np.intp], uniform: list[Array]
-    ) -> tuple[NDArray[np.intp], Array]:
-        """Return rows of the pool; there are no other coordinates."""
-        n = len(order)
-        if self.checks.n_modes > 1:
-            rows = picked(state.weights[order], uniform[0])
-        else:
-            rows = np.minimum((uniform[0] * n).astype(np.intp), n - 1)
-        return order[rows], np.empty((len(uniform[0]), 0))
-
-    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
-        """Return the draws of all chains."""
-        rows = np.arange(len(pool.g))
-        return rows, np.empty((len(rows), 0)), np.log(state.weights)
-
-    def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
-        """Return those of no coordinates."""
-        return np.empty(0), np.empty(0)
-
-    def cov_block(self, state: PoolState, index: NDArray[np.intp]) -> Array:
-        """Return the covariance of some coordinates."""
-        apart = state.pool.g[:, index] - state.mean()[index]
-        return apart.T @ (state.weights[:, None] * apart)

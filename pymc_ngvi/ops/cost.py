@@ -23,10 +23,7 @@ _SECONDS_PER_TAIL = 1e-6  # a derivative of an incomplete beta or gamma function
 _SECONDS_PER_READ = 4.5e-10  # an element of a matrix that is multiplied
 _SECONDS_PER_FUNCTION = 5e-9  # an exp, a log and the like, beside the pass
 _JETS_PASSES = 4  # NumPy passes for a rule
-_NUMBA_SPEEDUP = 2.0
-_NUMBA_SECONDS_PER_CALL = 1e-5
-_NUMBA_SECONDS_TO_COMPILE = 30.0
-_NUMBA_SECONDS_PER_NODE = 0.5
+_COMPILED_SPEEDUP, _SECONDS_PER_COMPILED_CALL = 2.0, 1e-5
 _SECONDS_PER_SOLUTION, _SOLVED_AT_ONCE = 0.1, 256  # of differential equations, about as long for many draws
 
 
@@ -37,15 +34,9 @@ class Cost:
     #: One evaluation, by Python thunks on NumPy, the thunks' own time shared among ``batch`` evaluations.
     quick_seconds: float
     #: One evaluation, compiled.
-    numba_seconds: float
-    numba_compile_seconds: float
+    compiled_seconds: float
     #: Elements of the largest intermediate of one evaluation, of those that each evaluation has anew.
     widest: int
-
-    def prefers_numba(self, n_evaluations: int) -> bool:
-        """Tell whether compiling pays for itself within ``n_evaluations``."""
-        saved = n_evaluations * (self.quick_seconds - self.numba_seconds)
-        return saved > self.numba_compile_seconds
 
 
 def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along: Variable | None = None) -> Cost:
@@ -62,8 +53,7 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along
         + (len(nodes) + work.thunks) / batch * _SECONDS_PER_NODE
         + work.solutions * _SECONDS_PER_SOLUTION / max(batch, _SOLVED_AT_ONCE)
         + work.in_python * _SECONDS_PER_PYTHON_ELEMENT,
-        numba_seconds=arithmetic / _NUMBA_SPEEDUP + _NUMBA_SECONDS_PER_CALL,
-        numba_compile_seconds=_NUMBA_SECONDS_TO_COMPILE + _NUMBA_SECONDS_PER_NODE * len(nodes),
+        compiled_seconds=arithmetic / _COMPILED_SPEEDUP + _SECONDS_PER_COMPILED_CALL,
         widest=max((size for node, size in zip(nodes, sizes, strict=True) if node in anew), default=1),
     )
 
@@ -86,7 +76,7 @@ def evaluation_seconds(
     nodes = list(toposort(outputs))
     cost, work = estimate(outputs, batch, passes, along=along), _work(nodes, max(data_sizes(nodes), default=1))
     more = work.read * _SECONDS_PER_READ + work.functions * _SECONDS_PER_FUNCTION
-    return more + (cost.numba_seconds if compiled else cost.quick_seconds)
+    return more + (cost.compiled_seconds if compiled else cost.quick_seconds)
 
 
 def _work(nodes: list[Apply], unknown: int) -> Extra:

@@ -561,15 +561,3 @@ def shared_first(rows: Rows) -> tuple[Rows, int]:
     order = np.argsort(~is_shared, kind="stable")
     index, slots = np.ascontiguousarray(rows.index[:, order]), [rows.slots[a] for a in order]
     return replace(rows, index=index, slots=slots), int(is_shared.sum())
-
-
-def of_sum(rows: Rows, sum_: Variable) -> tuple[list[int], list[Variable], Variable]:
-    """Return which of the others a row depends on beside the sum, its inputs (these, and the sum), and the row."""
-    others = rows.slots[: -rows.n_summed]
-    total = pt.matrix("sum", dtype="float64")
-    flat = [pt.tensor("other", dtype="float64", shape=(1, None)) for _ in others]
-    replaced = {sum_: total, **dict(zip(others, flat, strict=True))}
-    [value] = clone_replace([rows.value], replaced, rebuild_strict=False)
-    used = set(ancestors([value]))
-    beside = [a for a, var in enumerate(flat) if var in used]
-    return beside, [*(flat[a] for a in beside), total], value

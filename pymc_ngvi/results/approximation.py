@@ -1,6 +1,7 @@
 """The result of a fit: a ``pymc.Approximation`` whose q is any `VariationalState`."""
 
 import copy
+import functools
 import os
 import pickle
 import warnings
@@ -8,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import cloudpickle
 import numpy as np
@@ -24,7 +25,8 @@ from pytensor.tensor.variable import TensorVariable
 from rich.theme import Theme
 
 from pymc_ngvi.core import sizes
-from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.bridge import Estimate
+from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.core.sizes import N_PREDICTED, N_REWEIGHTED, N_SHOWN, N_WEIGHED, Seed, check_draws, generator_of, seed_of
 from pymc_ngvi.core.status import Elbo, Status
@@ -37,11 +39,13 @@ from pymc_ngvi.density.observed_rows import observed_logp
 from pymc_ngvi.density.shards.density import ShardedDensity, Shards
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, check_n
-from pymc_ngvi.fitting.record import FitRecord, Outcome, SoFar, report_outcome
+from pymc_ngvi.fitting.record import FitRecord, Outcome, SoFar, record_of_pool, report_outcome
 from pymc_ngvi.fitting.session import FitSession, SavedFit
 from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.marginal.weighted import WEIGHTED
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
+from pymc_ngvi.results.contrasts import Settings, averages
 from pymc_ngvi.results.diagnosis import Diagnosis
 from pymc_ngvi.results.diagnosis.diagnose import (
     SUMMARY,
@@ -106,14 +110,13 @@ from pymc_ngvi.results.plotting import (
     plot_sensitivity,
 )
 from pymc_ngvi.results.predictions import Given, Groups, predict_bambi, predictions_at
-from pymc_ngvi.results.priors import PriorSensitivity, Reweighted, Updated, prior_sensitivity, reweighted, updated
+from pymc_ngvi.results.priors import PriorSensitivity, prior_sensitivity, reweighted
 from pymc_ngvi.results.sampling import (
     Covariance,
     SamplerInit,
     Sampling,
     chains_tree,
     constrained_state,
-    corrected_moments,
     covariance_of,
     sample_trace,
     sample_tree,
@@ -121,6 +124,8 @@ from pymc_ngvi.results.sampling import (
 )
 from pymc_ngvi.results.structure import ModelStructure
 from pymc_ngvi.results.summary import Summary, card_of, summarise
+from pymc_ngvi.results.updates import updated
+from pymc_ngvi.results.weighted import Weighted, corrected
 
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
@@ -230,7 +235,9 @@ class NGVIApproximation(Approximation):
     def __repr__(self) -> str:
         """Return the kind of q, the dimension and how the fit ended."""
         kind = f"{self._distribution.name} {self._distribution.detail}".rstrip()
-        outcome = "not fitted" if self.record is None else f"{self.record.status}: ELBO {self.record.elbo}"
+        record, outcome = self.record, "not fitted"
+        if record is not None:
+            outcome = record.verdict.word if record.kind == WEIGHTED else f"{record.status}: ELBO {record.elbo}"
         return f"NGVIApproximation({kind}, n_dim={self.layout.n_dim}, {outcome})"
 
     __str__ = __repr__
@@ -308,8 +315,8 @@ class NGVIApproximation(Approximation):
     @property
     def _begins_with(self) -> VariationalState:
         """What another fit begins from: q, or the Gaussian that belongs to an exact or a nested posterior."""
-        is_made = self._next_step is None or self._gaussian is not None
-        return self.gaussian.q if is_made else self._state.gaussian  # type: ignore[attr-defined]  # of pools alone
+        state = self._state
+        return state.gaussian if isinstance(state, PoolState) and self._gaussian is None else self.gaussian.q
 
     @property
     def _has_other_modes(self) -> bool:
@@ -377,7 +384,8 @@ class NGVIApproximation(Approximation):
 
     def _fits_of(self, density: LogDensity) -> Callable[[int], Posterior]:
         """Return what fits another log p, again and again as its data change, to the same kind of posterior."""
-        kind = "gaussian" if self._next_step is None else getattr(self._state, "kind", "auto")
+        kind = getattr(self._state, "kind", "gaussian")
+        kind = "auto" if kind == WEIGHTED else kind
         inference = type(self)._inference(density.given, posterior=kind)
         inference.begin_with(density)
         inference._pilot = None if self._has_other_modes else self
@@ -942,37 +950,26 @@ class NGVIApproximation(Approximation):
 
     # --- corrections ---
 
-    def corrected(
-        self, draws: int = N_WEIGHED, *, random_seed: Seed = None, include_transformed: bool | None = None
-    ) -> xr.Dataset:
-        """Return means and standard deviations corrected by importance weights, beside those of q.
+    def corrected(self, draws: int = N_WEIGHED, *, random_seed: Seed = None) -> "NGVIApproximation":
+        """Return draws of q with their importance weights, as an approximation that is nearer to the posterior.
 
         Parameters
         ----------
         draws : int, default 10_000
             Of q; at least 100.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
-        include_transformed : bool, optional
-            Include the unconstrained variables. Default: the attribute of that name.
 
         Returns
         -------
-        xarray.Dataset
-            Free variables on their constrained scale, and Deterministics, with two dims before their own: ``moment``
-            ("mean", "sd") and ``estimate`` ("corrected", its Monte Carlo standard error "se", and "uncorrected", which
-            is that of the same draws without weights). ``attrs`` has ``khat``, ``effective_sample_size``, and in
-            ``correction`` a sentence on what the weights change, and with what error.
+        NGVIApproximation
+            Weighted draws: ``summary()``, ``sample()`` and all other methods are those of a fit. ``checks`` has k-hat
+            and the effective sample size, ``log_marginal_likelihood`` what the weights say of it.
 
         Raises
         ------
         ValueError
             Where k-hat says that weights can't help; where ``pm.set_data`` changed the data after the fit; for a model
             that reads minibatches; of an exact posterior, which has nothing to correct.
-
-        Warns
-        -----
-        UserWarning
-            Where the error of the weights is larger than what they correct.
 
         Examples
         --------
@@ -984,15 +981,20 @@ class NGVIApproximation(Approximation):
         >>> with pm.Model() as model:
         ...     x = pm.Normal("x", 0.0, 1.0)
         >>> q = DiagonalState.from_scale(np.array([0.2]), np.array([1.2]))
-        >>> approx = NGVIApproximation(LogDensity(model), q)
-        >>> found = approx.corrected(random_seed=1)
-        >>> found["x"].sel(moment="sd", estimate=["corrected", "uncorrected"]).values.round(1)
-        array([1. , 1.2])
+        >>> better = NGVIApproximation(LogDensity(model), q).corrected(random_seed=1)
+        >>> better.sd_flat.round(1)
+        array([1.])
         """
-        transformed = self.include_transformed if include_transformed is None else include_transformed
-        return corrected_moments(
-            self._posterior, check_draws(draws), self.generator(random_seed), transformed=transformed
-        )
+        return self._of_weighted(NGVIApproximation, corrected(self._posterior, draws, self.generator(random_seed)))
+
+    def _of_weighted[A: NGVIApproximation](self, cls: type[A], made: Weighted) -> A:
+        """Return an approximation that is weighted draws of this one."""
+        seed = 0 if self.record is None else self.record.seed
+        q = cast(VariationalState, made.state)
+        found = cls(made.density, q, random_seed=seed, include_transformed=self.include_transformed)
+        record = record_of_pool(made.density, made.state, Elbo(np.nan, np.nan), seed, 0.0)
+        found.record = replace(record, kind=made.state.kind, judged=replace(made.checks, is_tested=True))
+        return found
 
     # --- exact ---
 
@@ -1468,15 +1470,96 @@ class NGVIApproximation(Approximation):
         Traceback (most recent call last):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
-        if groups not in get_args(Groups):
-            raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
-        if self.record is not None:
-            self.record.refuse_diverged()
-        rng, posterior = self.generator(random_seed), self._posterior
-        theta = posterior.draw(check_draws(draws), rng)
+        rng, posterior, theta = self._to_predict(draws, random_seed)
         if bambi_model is not None:
             return predict_bambi(posterior, bambi_model, new_data, groups, var_names, theta, rng)
         return predictions_at(posterior, theta, new_data, groups, var_names, seed_of(rng))
+
+    def _to_predict(self, draws: int, random_seed: Seed) -> tuple[np.random.Generator, Posterior, Array]:
+        if self.record is not None:
+            self.record.refuse_diverged()
+        rng, posterior = self.generator(random_seed), self._posterior
+        return rng, posterior, posterior.draw(check_draws(draws), rng)
+
+    def average_predictions(
+        self,
+        at: Settings | None = None,
+        *,
+        slope: str | None = None,
+        by: str | Sequence[str] = (),
+        new_data: Given | None = None,
+        groups: Groups = "known",
+        var_names: str | Sequence[str] | None = None,
+        draws: int = N_PREDICTED,
+        random_seed: Seed = None,
+    ) -> xr.Dataset:
+        """Average the expected response over rows, with some data set to values: for comparisons, and slopes.
+
+        All averages are of the same draws, so that differences of them are draws of contrasts.
+
+        Parameters
+        ----------
+        at : dict, optional
+            What to set data to, in all rows, by the name of a ``pm.Data``: a list of numbers, or of labels for an
+            index, one after the other; or a dict of these, or of arrays for all rows, by label. Of several data, all
+            combinations. Default: the data are as they are.
+        slope : str, optional
+            Return derivatives of averages by this ``pm.Data``, moved in all rows together; of a matrix, by each of its
+            columns.
+        by : str or sequence of str, optional
+            What not to average over: dims of what is predicted, whose elements are all kept; or ``pm.Data`` with one
+            value for each row, of whose values each has its own average.
+        new_data : dict, optional
+            Rows to average over, as `predict` takes them. Default: those of the fit.
+        groups : {"known", "new", "average"}, default "known"
+            As in `predict`.
+        var_names : str or sequence of str, optional
+            Default: observed variables, of which the mean given the parameters is taken. Of others, such as
+            Deterministics, their values.
+        draws : int, default 1_000
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+
+        Returns
+        -------
+        xarray.Dataset
+            With the dims ``chain``, ``draw``, one for each of the data in ``at``, and those of ``by``. ArviZ takes it
+            in the place of draws.
+
+        Raises
+        ------
+        ValueError
+            As in `predict`; for observed variables whose mean PyMC does not know, such as censored and categorical
+            ones, which need a Deterministic, named in ``var_names``; for the slope in whole numbers.
+
+        See Also
+        --------
+        predict : Draws of the response for each row.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     dose = pm.Data("dose", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
+        ...     treated = pm.Data("treated", [0, 1, 0, 1, 0, 1])
+        ...     a, b, c = pm.Normal("a"), pm.Normal("b"), pm.Normal("c")
+        ...     _ = pm.Bernoulli("cured", logit_p=a + b * dose + c * treated, observed=[0, 0, 0, 1, 1, 1])
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> cured = approx.average_predictions({"treated": [0, 1]}, random_seed=1)["cured"]
+        >>> dict(cured.sizes)
+        {'chain': 1, 'draw': 1000, 'treated': 2}
+        >>> risk_difference = cured.sel(treated=1) - cured.sel(treated=0)
+        >>> dict(approx.average_predictions(slope="dose", by="treated", random_seed=1).sizes)
+        {'chain': 1, 'draw': 1000, 'treated': 2}
+        """
+        rng, posterior, theta = self._to_predict(draws, random_seed)
+        seed = seed_of(rng)
+
+        def predict(values: Given) -> xr.DataTree:
+            return predictions_at(posterior, theta, new_data, groups, var_names, seed, at=values)
+
+        return averages(posterior, predict, at, slope, by, new_data)
 
     # --- priors ---
 
@@ -1488,7 +1571,7 @@ class NGVIApproximation(Approximation):
         draws: int = N_REWEIGHTED,
         random_seed: Seed = None,
         **by_name: Any,
-    ) -> Reweighted:
+    ) -> "Reweighted":
         """Return the posterior under other priors, from draws that are there, without another fit.
 
         Draws are weighted by the new prior over the old one, and by the weights that they have: all draws of an exact,
@@ -1552,7 +1635,10 @@ class NGVIApproximation(Approximation):
         True
         """
         rng = self._generator_of_fit(random_seed, sizes.PRIORS)
-        return reweighted(self._posterior, {**(priors or {}), **by_name}, draws, rng)
+        made = reweighted(self._posterior, {**(priors or {}), **by_name}, draws, rng)
+        found = self._of_weighted(Reweighted, made)
+        found._change = made
+        return found
 
     def prior_sensitivity(
         self,
@@ -1660,7 +1746,7 @@ class NGVIApproximation(Approximation):
 
     # --- new_rows ---
 
-    def update(self, new_data: Given, *, draws: int = N_REWEIGHTED, random_seed: Seed = None) -> Updated:
+    def update(self, new_data: Given, *, draws: int = N_REWEIGHTED, random_seed: Seed = None) -> "Updated":
         """Return the posterior given new rows as well as those of the fit, without another fit.
 
         Draws of the posterior are weighted by the density of the new rows [1]_. Under an exact posterior of a model
@@ -1733,7 +1819,10 @@ class NGVIApproximation(Approximation):
         >>> abs(mean - 4 / 44) < 0.02
         True
         """
-        return updated(self._posterior, new_data, draws, self._generator_of_fit(random_seed, sizes.UPDATES))
+        made, change = updated(self._posterior, new_data, draws, self._generator_of_fit(random_seed, sizes.UPDATES))
+        found = self._of_weighted(Updated, made)
+        found._change, found._density_of_rows = made, change
+        return found
 
     # --- sites ---
 
@@ -2029,6 +2118,55 @@ class NGVIApproximation(Approximation):
         return copied
 
 
+class Reweighted(NGVIApproximation):
+    """The posterior under other priors, from `NGVIApproximation.with_prior`: all works with it that works with a fit.
+
+    ``model`` is a copy of the model with these priors and the data of the fit. The verdict is that on the weights of
+    its draws; `diagnose` looks at the draws themselves.
+    """
+
+    _change: Weighted
+
+    @property
+    def log_bayes_factor(self) -> LogMarginalLikelihood:
+        """Log p(y) under the new priors minus that under the old ones, with its standard error.
+
+        Raises
+        ------
+        ValueError
+            Where the weights can't be relied on, or a prior, new or old, is improper.
+        """
+        if reasons := self._change.improper:
+            raise ValueError(f"There is no marginal likelihood: {'; '.join(reasons)}.")
+        if not self._change.checks.weights_help:
+            raise ValueError(f"There is no marginal likelihood to be relied on. {self._change.checks}")
+        return LogMarginalLikelihood(*self._change.change[:2])
+
+
+class Updated(NGVIApproximation):
+    """The posterior given new rows, too, from `NGVIApproximation.update`: all works with it that works with a fit.
+
+    ``model`` is a copy of the model with all rows, those of the fit first; where these are not there, with the new
+    rows alone. The verdict is that on the weights of its draws; `diagnose` looks at the draws themselves.
+    """
+
+    _change: Weighted
+    _density_of_rows: Callable[[], Estimate]
+
+    @functools.cached_property
+    def log_predictive_density(self) -> LogMarginalLikelihood:
+        """Log density of the new rows given those of the fit, in nats, with its standard error.
+
+        Raises
+        ------
+        ValueError
+            Where the weights can't be relied on.
+        """
+        if not self._change.checks.weights_help:
+            raise ValueError(f"There is no density to be relied on. {self._change.checks}")
+        return LogMarginalLikelihood(*self._density_of_rows()[:2])
+
+
 def _parts(approx: NGVIApproximation) -> tuple[Any, ...]:
     return _bare, (type(approx),), approx.__getstate__()
 
@@ -2038,7 +2176,7 @@ def _bare[T](cls: type[T]) -> T:
 
 
 #: A model stays one where it is pickled beside its approximations.
-cloudpickle.CloudPickler.dispatch_table[NGVIApproximation] = _parts
+cloudpickle.CloudPickler.dispatch_table |= dict.fromkeys([NGVIApproximation, Reweighted, Updated], _parts)
 
 
 def _content_of_fit(approx: NGVIApproximation) -> dict[str, object]:

@@ -27,12 +27,21 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.core.verdict import Verdict, Word
 from pymc_ngvi.density import Layout, ModelDensity
-from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
+from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
 from pymc_ngvi.fitting.progress import FitProgress, announced, few_threads, watching
-from pymc_ngvi.fitting.record import FitRecord, OtherMode, SoFar, left_out, not_covered, of_modes, spared
+from pymc_ngvi.fitting.record import (
+    FitRecord,
+    OtherMode,
+    SoFar,
+    left_out,
+    not_covered,
+    of_modes,
+    record_of_pool,
+    spared,
+)
 from pymc_ngvi.fitting.session import FitSession, first_state
 from pymc_ngvi.marginal.exact import efficiency_of, is_even, is_nearly_even
 from pymc_ngvi.marginal.pooled import PoolState
@@ -595,7 +604,7 @@ class Candidates[A: NGVIApproximation]:
         approx = self._make(density, state, random_seed=choice.seed, include_transformed=include)
         if gaussian is not None:
             return self.hand_over(approx, plan, compiling, running)
-        record = _record(density, state, choice.seed, running)
+        record = record_of_pool(density, state, Elbo(*state.elbo()), choice.seed, running)
         step = dataclasses.replace(choice, wanted=state.kind, options=self._options)
         approx.take(None, step, _with_pool(record, density.layout, state, plan, 0.0, 0.0))
         approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
@@ -692,27 +701,4 @@ def _with_pool(
         plan=plan,
         compile_seconds=record.compile_seconds + compiling,
         run_seconds=record.run_seconds + running,
-    )
-
-
-def _record(density: ModelDensity, state: PoolState, seed: int, seconds: float) -> FitRecord:
-    """Return what there is to say of a posterior that no fit came before."""
-    return FitRecord(
-        status=Status.CONVERGED,
-        elbo=Elbo(*state.elbo()),
-        gap=math.nan,
-        n_iterations=state.checks.n_fits,
-        n_gradients=density.n_gradients,
-        n_hessians=density.n_hessians,
-        n_dropped=0,
-        compile_seconds=density.compile_seconds,
-        run_seconds=max(seconds, 0.0),
-        family=DENSE if isinstance(state.gaussian, FullState) else INDEPENDENT,
-        update="natural",
-        estimator="quadrature",
-        step=state.kind,
-        backend=density.backend_in_use,
-        family_reason=f"it has the moments of the {state.kind} posterior",
-        seed=seed,
-        summed_out=density.summed_out_names,
     )

@@ -35,7 +35,7 @@ from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.graphs.layout import Variable
-from pymc_ngvi.marginal.joint import JointDraws
+from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
 from pymc_ngvi.reparam import Conditional, PushforwardState, ReparametrisedDensity
@@ -353,9 +353,9 @@ class Distribution:
         """Return the same for means of global parameters alone, where these repeat more often than draws do."""
         return self.effective(n)
 
-    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+    def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return draws with the weights that it keeps of them, worth ``n`` as far as that can be had."""
-        return JointDraws.of_equal_weight(self.draw(n, rng))
+        return Draws.of_equal_weight(self.draw(n, rng))
 
     # --- moments ---
 
@@ -551,7 +551,7 @@ class PoolDistribution(Distribution):
     def log_density(self, theta: Array) -> None:
         """Return None: it is not known."""
 
-    def joint(self, n: int, rng: np.random.Generator) -> JointDraws:
+    def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return the pool, with the other coordinates at each, and its weights."""
         return self.q.joint(n, rng)
 

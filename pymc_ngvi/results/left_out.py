@@ -36,6 +36,7 @@ from pymc_ngvi.density.observed_rows import (
 from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees
+from pymc_ngvi.marginal.weighted import WEIGHTED
 from pymc_ngvi.results.distributions import Posterior, axes_of
 from pymc_ngvi.rows.linear_map import Entries, ManyMaps
 from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
@@ -81,6 +82,9 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
     value, se = state.log_normaliser()
     if np.isnan(value):
+        if state.kind == WEIGHTED:
+            why = "it takes draws of an exact posterior, and weights that are even enough"
+            raise ValueError(f"There is no marginal likelihood to be relied on: {why}. {state.checks}")
         why = "no Gaussian is near enough to its draws"
         raise ValueError(f"The {state.kind} posterior has no log_marginal_likelihood: {why}.")
     return LogMarginalLikelihood(value - log_excess(posterior.model), se)

@@ -6,7 +6,7 @@ import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pymc as pm
@@ -56,7 +56,7 @@ class NewData:
         of_fit = {dim: _levels(coords[dim]) for dim, own in model.coords.items() if own is not None and dim in coords}
         for name in given:
             if name not in data and name not in model.coords:
-                raise ValueError(_not_settable(model, name, data))
+                raise ValueError(not_settable(model, name, data))
         labels = {name: _labels(name, given[name], of_fit.get(name, [])) for name in given if name not in data}
         arrays = {
             name: array_like(model[name], name, _positions(model, name, given[name], labels, of_fit))
@@ -277,21 +277,27 @@ def _axes(n: int) -> str:
     return f"{n} {'axis' if n == 1 else 'axes'}"
 
 
-def _not_settable(model: pm.Model, name: object, data: list[str]) -> str:
+def not_settable(model: pm.Model, name: object, data: list[str], option: str = "new_data") -> str:
     """Return why something can't be given new values."""
     if name in {rv.name for rv in model.observed_RVs}:
-        return f"new_data has {name!r}, which is observed: it is what predictions are of. Leave it out."
+        return f"{option} has {name!r}, which is observed: it is what predictions are of. Leave it out."
     if not data:
         return (
-            f"new_data has {name!r}, but the model has no pm.Data, which alone can be given new values: make its "
+            f"{option} has {name!r}, but the model has no pm.Data, which alone can be given new values: make its "
             "predictors pm.Data, and fit it again."
         )
-    if name in model.named_vars:
-        return f"new_data has {name!r}, which is no pm.Data. Those of the model are {quoted(sorted(data))}."
-    return f"new_data has {name!r}, which the model has not: {suggestion(name, [*data, *model.coords])}"
+    if name in model.named_vars or name in model.coords:
+        return f"{option} has {name!r}, which is no pm.Data. Those of the model are {quoted(sorted(data))}."
+    return f"{option} has {name!r}, which the model has not: {suggestion(name, [*data, *model.coords])}"
 
 
 Groups = Literal["known", "new", "average"]
+
+
+def check_groups(groups: Groups) -> None:
+    """Raise ValueError for another word."""
+    if groups not in get_args(Groups):
+        raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
 
 
 @dataclass(frozen=True)
@@ -322,6 +328,8 @@ class Treatments:
     posterior: Posterior
     graph: PredictiveGraph
     new: NewData
+    #: New as well, but for what data are set to.
+    rows: NewData
     groups: Groups
     #: The free variables that are effects of groups; read with ``groups="average"`` alone.
     effects: frozenset[str]
@@ -471,14 +479,15 @@ class Treatments:
             for axis in range(array.ndim)
             if (self.new.before(name).shape[axis], array.shape[axis]) == (before, now)
         ]
-        same = min(before, now) if all(self._begins_as_before(*place) for place in arrays) else 0
+        same = min(before, now) if all(self._begins_as_before(rv, *place) for place in arrays) else 0
         positions = np.full(now, -1, dtype=np.intp)
         positions[:same] = np.arange(same)
         return _Axis(positions, before, None)
 
-    def _begins_as_before(self, name: str, axis: int) -> bool:
+    def _begins_as_before(self, rv: Any, name: str, axis: int) -> bool:
         """Tell whether new data begin with those of the fit, or are the first of them, along an axis."""
-        old, new = self.new.before(name), self.new.arrays[name]
+        old, given = self.new.before(name), self.new if self.graph.prior_reads(rv, name) else self.rows
+        new = given.arrays.get(name, old)
         n = min(old.shape[axis], new.shape[axis])
         return bool(np.array_equal(np.take(old, np.arange(n), axis), np.take(new, np.arange(n), axis)))
 
@@ -546,14 +555,22 @@ def predictions_at(
     var_names: str | Sequence[str] | None,
     random_seed: int,
     effects: frozenset[str] | None = None,
+    at: Given | None = None,
 ) -> xr.DataTree:
-    """Return predictions at unconstrained draws, (n_draws, n_dim); ``effects`` are those of groups, where known."""
+    """Return predictions at unconstrained draws, (n_draws, n_dim).
+
+    ``effects`` are those of groups, where known. ``at`` is what to set data to, in rows that stay what they are: with
+    it, the means of observed variables are predicted.
+    """
+    check_groups(groups)
     if posterior.density.is_sharded:
         raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
     with posterior.with_data_of_fit():
         model = posterior.density.given
         names = _wanted(posterior, var_names)
-        new = NewData.of(model, posterior.layout.coords, new_data)
+        rows = new = NewData.of(model, posterior.layout.coords, new_data)
+        if at is not None:
+            new = NewData.of(model, posterior.layout.coords, {**(new_data or {}), **at})
         graph = new.graph()
         needed = graph.needed(names)
         needed_data = graph.data_needed(names)
@@ -574,7 +591,7 @@ def predictions_at(
             or model[name].owner.op.ndim_supp  # a chain goes on from its states
         }
         new.check_indices({name: draws.shape[1:] for name, draws in free.items()})
-        plan = Treatments(posterior, graph, new, groups, effects, free, observed)
+        plan = Treatments(posterior, graph, new, rows, groups, effects, free, observed)
         treatments = plan.of(needed)
         if groups == "average" and not effects and not plan.averaged:
             raise ValueError(
@@ -582,14 +599,17 @@ def predictions_at(
                 "leave it out."
             )
         function, known = given_new_data(
-            lambda: graph.compiled(names, treatments, len(theta)), new, needed_data, "What {} can't be told."
+            lambda: graph.compiled(names, treatments, len(theta), means=at is not None),
+            new,
+            needed_data,
+            "What {} can't be told.",
         )
         function.reseed(random_seed)
         values = given_new_data(
             lambda: function(known), new, needed_data, "The model can't draw what it is to predict: {}"
         )
         tree = tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
-        if not new_data:  # of the rows of the fit: where ArviZ looks for them
+        if not new_data and at is None:  # of the rows of the fit: where ArviZ looks for them
             seen = [name for name in names if name in observed]
             tree["posterior_predictive"] = xr.DataTree(tree["predictions"].to_dataset()[seen])
             like = tree["predictions"].to_dataset().isel(chain=0, draw=0, drop=True)
@@ -647,9 +667,10 @@ def tree_of(new: NewData, values: Mapping[str, AnyArray], data: Sequence[str], s
     for name, array in values.items():
         dims, coords = _axes_of(new, name, array.shape[1:])
         coords |= {"chain": np.zeros(1, dtype=int), "draw": np.arange(len(array))}
-        predictions[name] = xr.DataArray(
-            array[None].astype(new.model[name].type.dtype, copy=False), dims=("chain", "draw", *dims), coords=coords
-        )
+        dtype = np.dtype(new.model[name].type.dtype)
+        if not (dtype.kind != "f" and array.dtype.kind == "f"):  # as the mean of a count is
+            array = array.astype(dtype, copy=False)
+        predictions[name] = xr.DataArray(array[None], dims=("chain", "draw", *dims), coords=coords)
     constant = {}
     for name in data:
         array = new.arrays[name] if name in new.arrays else new.before(name)
@@ -807,6 +828,7 @@ def predict_bambi(
     Bambi computes them for levels that it knows, one new level of each factor at a time: with the effects of the new
     level for those of the known ones.
     """
+    check_groups(groups)
     if not hasattr(frame, "columns"):
         raise TypeError(f"For a Bambi model, new_data should be a DataFrame; got {shortened(frame)}.")
     if not getattr(model, "built", False) or model.backend is None:

@@ -1,12 +1,11 @@
 """Draws of an approximate posterior, weighted or not: as traces of PyMC, as trees of xarray, and as moments."""
 
 import logging
-import math
 import warnings
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pymc as pm
@@ -18,14 +17,11 @@ from pymc.step_methods.hmc import quadpotential
 from pymc.variational.opvi import VIState
 
 from pymc_ngvi.core.draws import chunks
-from pymc_ngvi.core.messages import OURS, checked_names
-from pymc_ngvi.core.prices import rounded_up
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, khat_limit, weigh
+from pymc_ngvi.core.messages import checked_names
 from pymc_ngvi.core.sizes import (
-    END,
+    FIXED_SEED,
     MAX_DENSE_DIM,
     N_REWEIGHTED,
-    N_SHOWN,
     N_WEIGHED,
     Seed,
     check_chains,
@@ -51,371 +47,9 @@ from pymc_ngvi.results.distributions import (
     to_datatree,
     to_multitrace,
 )
-
-# --- weighted means and standard deviations with their Monte Carlo errors, from sums that draws are added to ---
-
-#: Powers of the values that are summed: those of a squared variance.
-_N_POWERS = 5
-
-
-@dataclass(frozen=True, eq=False)
-class Moment:
-    """A mean, or a standard deviation, with and without weights; all arrays have the shape of one draw."""
-
-    #: With weights, and its Monte Carlo standard error.
-    corrected: Array
-    se: Array
-    #: Of the same draws, equally weighted.
-    uncorrected: Array
-    #: Standard error of the difference: the two have most of their noise in common.
-    change_se: Array
-
-    @property
-    def change(self) -> Array:
-        """What the weights change."""
-        return self.corrected - self.uncorrected
-
-
-class MomentSums:
-    """Sums over draws of ``weight^j (value - centre)^k``, from which moments and their errors follow.
-
-    Errors are those of the delta method: a weighted mean of f moves with each draw by w (f - mean), since the weights
-    are normalised by their sum.
-    """
-
-    def __init__(self, n_draws: int) -> None:
-        self._n_draws = n_draws
-        self._centre: Array | None = None
-        self._sums: Array = np.zeros(0)
-
-    def add(self, values: Array, weights: Array) -> None:
-        """Add draws, (n, ...), with their weights, (n,), which sum to 1 over all draws."""
-        values = np.asarray(values, dtype=np.float64)
-        known = ~np.isnan(values.reshape(len(values), -1)).any(axis=1)  # draws that q could not make
-        values, weights = values[known], weights[known]
-        if self._centre is None:
-            if not len(values):
-                return
-            self._centre = values.mean(axis=0)
-            self._sums = np.zeros((3, _N_POWERS, *values.shape[1:]))
-        with np.errstate(all="ignore"):  # values may overflow on the constrained scale
-            powers = np.ones_like(values)
-            by_power = np.stack([np.ones(len(weights)), weights, weights**2])
-            for k in range(_N_POWERS):
-                self._sums[:, k] += np.tensordot(by_power, powers, axes=1)
-                powers = powers * (values - self._centre)
-
-    def result(self) -> dict[str, Moment]:
-        """Return mean and standard deviation of all that was added."""
-        with np.errstate(all="ignore"):
-            moments, moved = [], []
-            for _, mean, square, *_ in (self._sums[1], self._sums[0] / self._sums[0, 0]):
-                var = np.maximum(square - mean**2, 0.0)
-                sd, one = np.sqrt(var), np.ones_like(mean)
-                moments.append((mean + self._centre, sd))
-                # What one draw moves, as polynomials in its value: f - mean, and (f - mean)^2 - var over 2 sd.
-                of_mean = np.stack([-mean, one])
-                moved.append((of_mean, np.stack([mean**2 - var, -2.0 * mean, one]) / (2.0 * sd)))
-            (weighted, plain), (of_weighted, of_plain) = moments, moved
-            return {
-                name: Moment(weighted[k], *self._errors(of_weighted[k], of_plain[k], plain[k]))
-                for k, name in enumerate(("mean", "sd"))
-            }
-
-    def _errors(self, moved: Array, plain_moved: Array, plain: Array) -> tuple[Array, Array, Array]:
-        """Return the standard error with weights, the moment without them, and the error of the difference."""
-        n = self._n_draws
-        square = self._product(2, moved, moved)
-        of_change = (
-            square - 2.0 / n * self._product(1, moved, plain_moved) + self._product(0, plain_moved, plain_moved) / n**2
-        )
-        return np.sqrt(np.maximum(square, 0.0)), plain, np.sqrt(np.maximum(of_change, 0.0))
-
-    def _product(self, power: int, left: Array, right: Array) -> Array:
-        """Return the sum over draws of weight^power times two polynomials in the centred value."""
-        sums = self._sums[power][np.add.outer(range(len(left)), range(len(right)))]
-        return np.einsum("i...,j...,ij...->...", left, right, sums)
-
-
-# --- draws without weights from draws with weights, none of them twice ---
-
-
-def without_replacement(weights: Array, n: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], float]:
-    """Choose draws with probabilities in proportion to their weights, by systematic sampling [1]_.
-
-    The probability that a draw is among the ``n`` is ``n`` times its weight, exactly, so that plain means over them
-    have the weighted mean as their expectation. Where that would exceed 1 the draw is taken for certain, and the rest
-    of its weight is left out: with a pool several times larger than ``n`` this is little.
-
-    References
-    ----------
-    .. [1] Madow (1949). On the theory of systematic sampling, II. Annals of Mathematical Statistics 20(3).
-       https://doi.org/10.1214/aoms/1177729988
-    """
-    order = rng.permutation(np.flatnonzero(weights > 0.0))
-    if len(order) < n:
-        raise ValueError(f"{n:,} different draws were asked for, and {len(order):,} have any weight: take fewer.")
-    chances = _inclusion(weights[order], n)
-    certain = chances >= 1.0
-    others, chances = order[~certain], chances[~certain]
-    rest = n - int(certain.sum())
-    chosen = order[certain]
-    if rest:
-        ends = np.cumsum(chances)
-        ends *= rest / ends[-1]  # rounding: the last end has to be above the last point
-        taken = np.searchsorted(ends, rng.random() + np.arange(rest), side="right")
-        chosen = np.concatenate([chosen, others[taken]])
-    return rng.permutation(chosen), float(np.maximum(weights - 1.0 / n, 0.0).sum())
-
-
-def _inclusion(weights: Array, n: int) -> Array:
-    """Return probabilities that add up to n: in proportion to the weights, but 1 where they would exceed it."""
-    largest = np.sort(weights)[::-1]
-    rest = np.cumsum(largest[::-1])[::-1]  # the sum from each on
-    # The first that need not be certain when all larger ones are.
-    n_certain = int(np.argmax((n - np.arange(len(largest))) * largest <= rest * (1.0 + 1e-12)))
-    return np.minimum(weights * ((n - n_certain) / rest[n_certain]), 1.0)
-
-
-# --- pareto-smoothed importance weights [1]_, and what they correct set against their own Monte Carlo error ---
-# References
-# ----------
-# .. [1] Vehtari, Simpson, Gelman, Yao, Gabry (2024). Pareto smoothed importance sampling. JMLR 25(72).
-#    https://doi.org/10.48550/arXiv.1507.02646
-
-#: Part of the draws that weights are worth which leave nothing to correct, whatever the shape of their tail.
-_NOTHING_TO_CORRECT = 0.99
-#: More draws than these are not proposed to anybody.
-_MOST_DRAWS = 1_000_000
-
-
-def weighed(log_p: Array, log_q: Array) -> tuple[Array, Weights]:
-    """Return smoothed log weights of draws of q, normalised, -inf where p is 0, and what they say of q."""
-    if len(log_p) < MIN_KHAT_DRAWS:
-        raise ValueError(f"Importance weights need at least {MIN_KHAT_DRAWS} draws; got {len(log_p)}.")
-    ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
-    finite = np.isfinite(ratio)
-    if np.any(ratio == np.inf) or not finite.any():
-        what = "infinite at some" if finite.any() else "finite at none"
-        raise ValueError(f"log p is {what} of {len(ratio):,} draws of q: weights p/q can't correct it.")
-    return weigh(log_p, log_q)
-
-
-def check_help(found: Weights, per_draw: int = 1) -> None:
-    """Raise ValueError where k-hat says that weights can't help."""
-    if found.verdict().helps or found.effective > _NOTHING_TO_CORRECT * found.n_draws:
-        return
-    more = ""
-    if found.khat < khat_limit(_MOST_DRAWS):
-        needed = math.ceil(10.0 ** (1.0 / (1.0 - found.khat)) / per_draw)
-        more = f"Take {rounded_up(max(needed, N_SHOWN)):,.0f} draws or more, if it stays so; or "
-    advice = f"{more}fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
-    raise ValueError(
-        f"Pareto k-hat is {found.khat:.2f}, and {found.n_draws:,} draws of q allow for {khat_limit(found.n_draws):.2f} "
-        f"at most: importance weights can't correct what q misses. {advice[0].upper()}{advice[1:]} "
-        "Without importance weights, q is drawn from as it is."
-    )
-
-
-@dataclass(frozen=True)
-class Correction:
-    """What weights change, against the error that they bring.
-
-    Both are root mean squares over means and standard deviations of all unconstrained coordinates, in posterior
-    standard deviations.
-    """
-
-    #: Of the correction, its own noise taken out; 0 where it is not told from noise.
-    size: float
-    #: Monte Carlo error of the corrected moments.
-    error: float
-    #: Of the weights.
-    khat: float
-    effective_sample_size: float
-    #: Of q.
-    n_draws: int
-
-    @classmethod
-    def of(cls, weights: Weights, sums: MomentSums) -> "Correction":
-        """Judge by the moments of the unconstrained coordinates."""
-        found = sums.result()
-        scale = found["sd"].corrected
-        with np.errstate(all="ignore"):
-            square = np.mean([(m.change**2 - m.change_se**2) / scale**2 for m in found.values()])
-            error = np.mean([(m.se / scale) ** 2 for m in found.values()])
-        size = math.sqrt(max(float(square), 0.0))
-        return cls(size, math.sqrt(float(error)), weights.khat, weights.effective, weights.n_draws)
-
-    @property
-    def helps(self) -> bool:
-        """Whether the weights correct more than their error is."""
-        return self.size > self.error
-
-    def attrs(self) -> dict[str, float | str]:
-        """Return the figures as attributes of a Dataset."""
-        return {
-            "khat": self.khat,
-            "effective_sample_size": self.effective_sample_size,
-            "correction_size": self.size,
-            "correction_error": self.error,
-            "correction": self.sentence(),
-        }
-
-    def sentence(self, per_draw: int = 1) -> str:
-        """Say what the weights change and with what error; ``per_draw``: draws of q for one that is asked for."""
-        figures = (
-            f"Importance weights change means and standard deviations by {self.size:.3f} posterior standard deviations "
-            f"(root mean square), with a Monte Carlo error of {self.error:.3f} (effective sample size "
-            f"{self.effective_sample_size:,.0f} of {self.n_draws:,} draws of q)"
-        )
-        if self.helps:
-            return figures + "."
-        if self.size == 0.0:
-            return f"{figures}: they do not help. There is nothing to correct that so many draws could show."
-        needed = 1.2 * self.n_draws * (self.error / self.size) ** 2 / per_draw
-        cure = f"Take {rounded_up(needed):,.0f} draws, or none of it" if needed < _MOST_DRAWS else "Leave it out"
-        return f"{figures}: they do not help. {cure}: the moments of q itself are nearer."
-
-
-# --- draws of q weighted or resampled by importance, and moments that are corrected by their weights ---
-
-#: Draws of q for each one that is resampled.
-POOL = 10
-#: Weight of the pool that resampling may leave out without a warning.
-_LEFT_OUT = 0.03
-
-
-class WeightedDraws(NamedTuple):
-    """Draws, and what is known of them."""
-
-    #: Unconstrained; shape (n_draws, n_dim).
-    theta: Array
-    #: Where it was evaluated; shape (n_draws,), or None.
-    log_p: Array | None
-    #: More for ``sample_stats``, (n_draws,) each.
-    stats: dict[str, NDArray[np.generic]]
-    #: For the groups ``posterior`` and ``sample_stats``.
-    attrs: dict[str, Any]
-
-
-def weighted_draws(posterior: Posterior, draws: int, importance: str | None, rng: np.random.Generator) -> WeightedDraws:
-    """Return draws of q, or of q as corrected by importance weights."""
-    if importance is None:
-        return WeightedDraws(posterior.draw(draws, rng), None, {}, {})
-    if importance not in ("psis", "psir"):
-        raise ValueError(f"importance should be 'psis', 'psir' or None; got {importance!r}.")
-    posterior.check_correctable(f"importance={importance!r}")
-    posterior.check_weights()
-    return (_smoothed if importance == "psis" else _resampled)(posterior, draws, rng)
-
-
-def _smoothed(posterior: Posterior, draws: int, rng: np.random.Generator) -> WeightedDraws:
-    theta = posterior.draw(draws, rng)
-    log_p = posterior.density.logp(theta)
-    log_weights, found = weighed(log_p, posterior.log_q(theta))
-    check_help(found)
-    sums = MomentSums(draws)
-    sums.add(theta, np.exp(log_weights))
-    correction = Correction.of(found, sums)
-    _warn(correction)
-    note = "draws of q, to be weighted by exp(log_weight) of sample_stats"
-    return WeightedDraws(theta, log_p, {"log_weight": log_weights}, {"importance": note, **correction.attrs()})
-
-
-def _resampled(posterior: Posterior, draws: int, rng: np.random.Generator) -> WeightedDraws:
-    n_pool, seed = max(POOL * draws, N_WEIGHED), seed_of(rng)
-    weights, found = _weights(posterior, n_pool, seed)
-    check_help(found, POOL)
-    correction = Correction.of(found, _sums(posterior, weights, seed)["theta"])
-    _warn(correction, POOL)
-    chosen, left_out = without_replacement(weights, draws, rng)
-    if left_out > _LEFT_OUT:
-        warnings.warn(
-            f"{left_out:.0%} of the weight of {n_pool:,} draws of q is left out, since {draws:,} different draws "
-            "can't carry it: tails are too short. Take fewer draws, or importance='psis'.",
-            UserWarning,
-            skip_file_prefixes=OURS,
-        )
-    theta, start = np.empty((draws, posterior.layout.n_dim)), 0
-    for pool in _pool(posterior, n_pool, seed):
-        here = (chosen >= start) & (chosen < start + len(pool))
-        theta[here] = pool[chosen[here] - start]
-        start += len(pool)
-    note = f"resampled without replacement from {n_pool:,} draws of q: equally weighted"
-    attrs = {"importance": note, "pool_draws": n_pool, "weight_left_out": left_out, **correction.attrs()}
-    return WeightedDraws(theta, None, {}, attrs)
-
-
-def _pool(posterior: Posterior, draws: int, seed: int) -> Iterator[Array]:
-    """Yield draws of q in chunks: the same ones whenever it is gone through, so that they need not be kept."""
-    for i, size in enumerate(chunks(draws, posterior.layout.n_dim)):
-        yield posterior.distribution.draw(size, np.random.default_rng([seed, i]))
-
-
-def _weights(posterior: Posterior, draws: int, seed: int) -> tuple[Array, Weights]:
-    pairs = [(posterior.density.logp(theta), posterior.log_q(theta)) for theta in _pool(posterior, draws, seed)]
-    log_p, log_q = (np.concatenate(of) for of in zip(*pairs, strict=True))
-    log_weights, found = weighed(log_p, log_q)
-    return np.exp(log_weights), found
-
-
-def _sums(posterior: Posterior, weights: Array, seed: int, names: Sequence[str] = ()) -> dict[str, MomentSums]:
-    """Return the sums over a pool for the unconstrained coordinates, "theta", and for variables by name."""
-    sums = {name: MomentSums(len(weights)) for name in ("theta", *names)}
-    start = 0
-    for theta in _pool(posterior, len(weights), seed):
-        now = weights[start : start + len(theta)]
-        values = posterior.constrain(theta, random_seed=(seed + start) % END) if names else {}
-        for name, total in sums.items():
-            total.add(theta if name == "theta" else values[name], now)
-        start += len(theta)
-    return sums
-
-
-def corrected_moments(
-    posterior: Posterior, draws: int, rng: np.random.Generator, *, transformed: bool = False
-) -> xr.Dataset:
-    """Return means and standard deviations corrected by importance weights, beside those of q."""
-    posterior.check_correctable("corrected()")
-    posterior.check_weights()
-    seed, model = seed_of(rng), posterior.model
-    weights, found = _weights(posterior, draws, seed)
-    check_help(found)
-    shown = [rv.name for rv in model.free_RVs] + [d.name for d in posterior.density.deterministics]
-    if transformed:
-        shown += [v.value_name for v in posterior.layout.variables if v.value_name not in shown]
-    sums = _sums(posterior, weights, seed, shown)
-    correction = Correction.of(found, sums.pop("theta"))
-    _warn(correction)
-    moments = {name: total.result() for name, total in sums.items()}
-    return _by_estimate(model, moments).assign_attrs(correction.attrs())
-
-
-def _by_estimate(model: pm.Model, moments: dict[str, dict[str, Moment]]) -> xr.Dataset:
-    """Return moments as a Dataset with dims ``moment`` and ``estimate`` before those of each variable."""
-    estimates = ["corrected", "se", "uncorrected"]
-    tables = [
-        [
-            constrained_dataset(model, {name: getattr(of[moment], field) for name, of in moments.items()})
-            for field in estimates
-        ]
-        for moment in ("mean", "sd")
-    ]
-    taken = set(moments) | {str(dim) for dim in tables[0][0].dims}
-    first, second = (f"q_{name}" if name in taken else name for name in ("moment", "estimate"))
-    rows = [xr.concat(row, dim=second).assign_coords({second: estimates}) for row in tables]
-    return xr.concat(rows, dim=first).assign_coords({first: ["mean", "sd"]})
-
-
-def _warn(correction: Correction, per_draw: int = 1) -> None:
-    if not correction.helps:
-        warnings.warn(correction.sentence(per_draw), UserWarning, skip_file_prefixes=OURS)
-
+from pymc_ngvi.results.weighted import corrected
 
 # --- moments of an approximate posterior by variable: covariances, and what PyMC calls its state ---
-
-#: Seed of draws behind what is not to change by itself: covariances, constrained standard deviations, cards.
-FIXED_SEED = 20_240_607
 
 
 def covariance_of(posterior: Posterior, names: str | Sequence[str], *, constrained: bool) -> xr.DataArray:
@@ -457,13 +91,16 @@ def constrained_state(posterior: Posterior) -> VIState:
     q, layout, model = posterior.distribution, posterior.layout, posterior.model
     constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(FIXED_SEED)
     names = [rv.name for rv in model.free_RVs]
-    values, sums = constrainer(q.mean()[None]), {name: MomentSums(N_REWEIGHTED) for name in names}
+    values, unconstrained_sd, n = constrainer(q.mean()[None]), layout.unflatten(q.sd()), 0
+    sums = {name: np.zeros((2, *values[name].shape[1:])) for name in names}
     for size in chunks(N_REWEIGHTED, layout.n_dim):
-        draws = constrainer(posterior.draw(size, rng))
+        theta = posterior.draw(size, rng)
+        draws = constrainer(theta[np.isfinite(theta).all(axis=1)])  # there are draws that q could not make
+        n += len(draws[names[0]])
         for name in names:
-            sums[name].add(draws[name], np.full(size, 1.0 / N_REWEIGHTED))
-    unconstrained_sd, unbiased = layout.unflatten(q.sd()), np.sqrt(N_REWEIGHTED / (N_REWEIGHTED - 1.0))
-    sd = {name: unbiased * of.result()["sd"].uncorrected for name, of in sums.items()}
+            apart = draws[name] - values[name]
+            sums[name] += np.stack([apart.sum(axis=0), (apart**2).sum(axis=0)])
+    sd = {name: np.sqrt((square - total**2 / n) / (n - 1.0)) for name, (total, square) in sums.items()}
     sd |= {name: unconstrained_sd[name] for name in names if name in unconstrained_sd}
     mean_set = constrained_dataset(model, {n: values[n][0] for n in names})
     sd_set = constrained_dataset(model, sd)
@@ -501,6 +138,8 @@ class Sampling:
 
 
 _PLAIN = Sampling()
+#: Draws of q for each one that is picked by weight.
+POOL = 10
 #: Groups of a tree that hold data.
 _OF_ROWS = ("observed_data", "constant_data")
 _ON_ALL_ROWS = "pm.sample_posterior_predictive has them, in a model of all rows or of new ones"
@@ -518,18 +157,20 @@ def sample_trace(
         posterior.record.refuse_diverged()
     q = posterior.distribution
     constrain, names = _constrainer(posterior, kept, how)
-    made = weighted_draws(posterior, check_draws(draws) * check_chains(how.chains), how.importance, rng)
-    theta = made.theta
+    n, stats, attrs = check_draws(draws) * check_chains(how.chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
+    if how.importance is None:
+        theta = posterior.draw(n, rng)
+    else:
+        theta, stats, attrs = _by_importance(posterior, n, how.importance, rng)
     seed, discrete = seed_of(rng), posterior.density.summed_out_shown
     values = constrain(theta, random_seed=seed)
     if discrete and (names is None or not names.isdisjoint(discrete)):  # that were summed out
         values |= posterior.density.discrete_given(values, seed)
         values = values if names is None else {name: value for name, value in values.items() if name in names}
-    stats = dict(made.stats)
     if how.log_p and not posterior.changed_data():
-        stats["log_p"] = posterior.density.logp(theta) if made.log_p is None else made.log_p
+        stats["log_p"] = posterior.density.logp(theta)
     of_draws, of_all = q.notes(theta, rng, how.log_p)
-    stats, attrs = stats | of_draws, {**made.attrs, **of_all}
+    stats, attrs = stats | of_draws, attrs | of_all
     if (effective := q.effective(len(theta))) < len(theta):
         repeat = attrs.get("distinct_global_draws", 0) < len(theta)
         logger.info(
@@ -542,6 +183,25 @@ def sample_trace(
             )
         )
     return to_multitrace(posterior.model, values, stats, how.chains), attrs, theta
+
+
+def _by_importance(
+    posterior: Posterior, n: int, importance: str, rng: np.random.Generator
+) -> tuple[Array, dict[str, NDArray[np.generic]], dict[str, Any]]:
+    """Return draws of q with their importance weights, or draws that these have picked; and attributes."""
+    if importance not in ("psis", "psir"):
+        raise ValueError(f"importance should be 'psis', 'psir' or None; got {importance!r}.")
+    pool = n if importance == "psis" else max(POOL * n, N_WEIGHED)
+    state = corrected(posterior, pool, rng, f"importance={importance!r}").state
+    attrs = {"khat": state.checks.khat, "effective_sample_size": state.checks.effective_size, "pool_draws": pool}
+    if importance == "psis":
+        note = "draws of q, to be weighted by exp(log_weight) of sample_stats"
+        return state.pool.g, {"log_weight": state.log_weights}, {"importance": note, **attrs}
+    return (
+        state.draw(n, rng),
+        {},
+        {"importance": f"picked by weight from {pool:,} draws of q: equally weighted", **attrs},
+    )
 
 
 def sample_tree(

@@ -146,12 +146,11 @@ _LEAST_LOCAL = 0.1
 
 
 class Part(NamedTuple):
-    """Coordinates that play the same part.
+    """Coordinates that play the same part: those of the border of one variable, or blocks of the same variables.
 
     Parameters
     ----------
-    kind : {"blocks", "cut", "alone", "separators", "global"}
-        The first three are local: blocks; blocks cut out of a variable; coordinates that touch no other.
+    kind : {"blocks", "global"}
     variables : tuple of int
         Places in the layout.
     coordinates : ndarray of int
@@ -160,7 +159,7 @@ class Part(NamedTuple):
         Of the blocks; empty in the border.
     """
 
-    kind: Literal["blocks", "cut", "alone", "separators", "global"]
+    kind: Literal["blocks", "global"]
     variables: tuple[int, ...]
     coordinates: Integers
     sizes: Integers
@@ -267,12 +266,24 @@ class ModelStructure:
 
     @functools.cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The coordinates by the part they play: those of blocks, then separators and global parameters by variable."""
-        none, parts = np.empty(0, dtype=np.intp), []
-        for v in np.unique(self._variable[self.border]):
-            kind: Literal["separators", "global"] = "separators" if self._cut[v] else "global"
-            parts.append(Part(kind, (int(v),), self.border[self._variable[self.border] == v], none))
-        return (*self._local_parts(), *sorted(parts, key=lambda p: (p.kind == "global", p.variables)))
+        """The coordinates by the part they play: blocks of the same variables, then the border by variable."""
+        border, order, block = self.border, np.flatnonzero(self._block >= 0), self._block
+        order = order[np.argsort(block[order], kind="stable")]
+        has = np.zeros((self.n_blocks, len(self.layout.variables)), dtype=np.bool_)
+        has[block[order], self._variable[order]] = True
+        kinds, group = np.unique(has, axis=0, return_inverse=True)
+        parts = [
+            Part(
+                "blocks",
+                tuple(np.flatnonzero(of).tolist()),
+                order[group[block[order]] == g],
+                self.block_sizes[group == g],
+            )
+            for g, of in enumerate(kinds)
+        ]
+        for v in np.unique(self._variable[border]).tolist():
+            parts.append(Part("global", (v,), border[self._variable[border] == v], np.empty(0, dtype=np.intp)))
+        return tuple(sorted(parts, key=lambda p: (p.kind, p.variables)))
 
     @functools.cached_property
     def _variable(self) -> Integers:
@@ -286,63 +297,6 @@ class ModelStructure:
         if self.arrow is not None:
             result[self.arrow.order[: self.arrow.n_local]] = np.repeat(np.arange(self.n_blocks), self.block_sizes)
         return result
-
-    @functools.cached_property
-    def _alone(self) -> NDArray[np.bool_]:
-        """Which local coordinates touch no other."""
-        if self.pattern is None:  # that of the structure: nothing tells, but where there is no border
-            single = np.isin(self._block, np.flatnonzero(self.block_sizes == 1))
-            return single if self.n_global == 0 else np.zeros_like(single)
-        below = self.pattern.off_diagonal
-        touching = np.concatenate([self.pattern.rows[below], self.pattern.cols[below]])
-        untouched: NDArray[np.bool_] = np.bincount(touching, minlength=self.n_dim) == 0
-        return untouched & (self._block >= 0)
-
-    @functools.cached_property
-    def _cut(self) -> NDArray[np.bool_]:
-        """Which variables are cut by coordinates of their own: half of them at most, which touch blocks of the rest."""
-        n = len(self.layout.variables)
-        in_border = np.bincount(self._variable[self._block < 0], minlength=n)
-        inside = np.bincount(self._variable[(self._block >= 0) & ~self._alone], minlength=n)
-        return (in_border > 0) & (inside >= in_border) & self._touches_own
-
-    @functools.cached_property
-    def _touches_own(self) -> NDArray[np.bool_]:
-        """Which variables have coordinates in the border that touch blocks with others of theirs."""
-        n, block = len(self.layout.variables), self._block
-        if self.pattern is None:  # the border touches every block
-            return np.ones(n, dtype=np.bool_)
-        i = np.concatenate([self.pattern.rows, self.pattern.cols])
-        j = np.concatenate([self.pattern.cols, self.pattern.rows])
-        across = (block[i] < 0) & (block[j] >= 0)
-        local = np.flatnonzero(block >= 0)
-        # Pairs of a variable and a block, as codes: touched from the border, and with coordinates inside.
-        touched = self._variable[i[across]] + n * block[j[across]]
-        return np.isin(np.arange(n), np.intersect1d(touched, self._variable[local] + n * block[local]) % n)
-
-    def _local_parts(self) -> list[Part]:
-        """Return the blocks, those of the same variables together."""
-        if self.arrow is None or not self.n_blocks:
-            return []
-        order, block = self.arrow.order[: self.arrow.n_local], self._block
-        # Of each block: a number that is the same for blocks of the same variables; 0 for coordinates alone, 1 where a
-        # variable is cut.
-        group, alone = np.full(self.n_blocks, 2), block[self._alone]
-        for v in np.unique(self._variable[order]):
-            has = np.zeros(self.n_blocks, dtype=np.intp)
-            has[block[(self._variable == v) & (block >= 0)]] = 1
-            group = np.where(has == 1, 1, group) if self._cut[v] else group
-            group = np.where(group > 1, 2 + np.unique(2 * group + has, return_inverse=True)[1], group)
-        group[alone] = 0
-        parts = []
-        for g in np.unique(group):
-            inside = order[group[block[order]] == g]
-            kind: Literal["alone", "cut", "blocks"] = "alone" if g == 0 else "cut" if g == 1 else "blocks"
-            parts.append(Part(kind, self._variables_of(inside), inside, self.block_sizes[group == g]))
-        return sorted(parts, key=lambda p: (("blocks", "cut", "alone").index(p.kind), p.variables))
-
-    def _variables_of(self, coordinates: Integers) -> tuple[int, ...]:
-        return tuple(np.unique(self._variable[coordinates]).tolist())
 
     # --- in words ---
 
@@ -360,60 +314,28 @@ class ModelStructure:
         if self.n_blocks < 2 or self.n_dim - self.n_global < _LEAST_LOCAL * n:
             share = f"{min(100 * self.density, 99.9):.3g} % of the entries of the Hessian of log p can differ from 0"
             return f"Treated as dense: {share}, and to cut its {n:,} coordinates into blocks would not pay."
-        kinds = [self._of_kind(kind) for kind in ("global", "blocks", "cut", "alone")]
-        n_globals = sum(len(p.coordinates) for p in kinds[0])
-        of_globals = f"{count(n_globals, 'global parameter')} ({self._numbers(kinds[0])})" if n_globals else ""
-        sentences = [of_globals, *self._blocks(kinds[1]), self._cuts(kinds[2]), self._singles(kinds[3])]
+        border, blocks = ([part for part in self.parts if part.kind == kind] for kind in ("global", "blocks"))
+        if len(blocks) > _N_GROUPS:
+            coordinates, sizes = (np.concatenate(of) for of in zip(*(part[2:] for part in blocks), strict=True))
+            blocks = [Part("blocks", self._variables_of(coordinates), coordinates, sizes)]
+        parts = [f"{count(self.n_global, 'global parameter')} ({self._numbers(border)})"] * bool(border)
+        for part in blocks:
+            noun = "independent block" if len(part.sizes) > 1 else "block"
+            names = _listed([self.name(v) for v in part.variables])
+            parts.append(f"{count(len(part.sizes), noun)} of size {_range(part.sizes)} from {names}")
         for inside in self.sums:  # they couple their coordinates, all with all
             names = _listed([self.name(v) for v in self._variables_of(inside)], "and")
-            sentences.append(f"beside these, a sum over {count(len(inside), 'coordinate')} of {names}")
-        return "; ".join(filter(None, sentences)) + "."
+            parts.append(f"beside these, a sum over {count(len(inside), 'coordinate')} of {names}")
+        return "; ".join(parts) + "."
+
+    def _variables_of(self, coordinates: Integers) -> tuple[int, ...]:
+        return tuple(np.unique(self._variable[coordinates]).tolist())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         words = escape(str(self)).replace("\n", "<br>").split("`")  # names, in code
         return f"<p>{''.join(f'<code>{w}</code>' if i % 2 else w for i, w in enumerate(words))}</p>"
-
-    def _of_kind(self, kind: str) -> list[Part]:
-        return [part for part in self.parts if part.kind == kind]
-
-    def _blocks(self, parts: list[Part]) -> list[str]:
-        if len(parts) > _N_GROUPS:
-            coordinates = np.concatenate([p.coordinates for p in parts])
-            sizes = np.concatenate([p.sizes for p in parts])
-            parts = [Part("blocks", self._variables_of(coordinates), coordinates, sizes)]
-        return [
-            f"{count(len(p.sizes), 'independent block' if len(p.sizes) > 1 else 'block')} of size {_range(p.sizes)} "
-            f"from {_listed([self.name(v) for v in p.variables])}"
-            for p in parts
-        ]
-
-    def _cuts(self, parts: list[Part]) -> str:
-        if not parts:
-            return ""
-        [part] = parts
-        separators = self._of_kind("separators")
-        whole = _listed([f"{self.name(v)} ({self.layout.variables[v].size:,})" for v in part.variables], "and")
-        if len(part.variables) == 1 == len(separators):
-            by = f"{len(separators[0].coordinates):,} of its own coordinates"
-        else:
-            each = [f"{len(p.coordinates):,} of {self.name(p.variables[0])}" for p in separators]
-            by = f"coordinates of their own, {_listed(each, 'and')}"
-        sizes = f"size {part.sizes[0]:,}" if part.sizes[0] == part.sizes[-1] else f"up to {part.sizes.max():,}"
-        return f"{whole}: cut into {count(len(part.sizes), 'block')} of {sizes} by {by}"
-
-    def _singles(self, parts: list[Part]) -> str:
-        n = sum(len(p.coordinates) for p in parts)
-        verb = "depends" if n == 1 else "depend"
-        if not n:
-            return ""
-        split = [
-            p._replace(variables=(v,), coordinates=p.coordinates[self._variable[p.coordinates] == v])
-            for p in parts
-            for v in p.variables
-        ]
-        return f"{count(n, 'coordinate')} that {verb} on no other ({self._numbers(split)})"
 
     def name(self, variable: int) -> str:
         """Return the name of a variable of the layout, in backticks."""

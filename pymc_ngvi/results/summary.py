@@ -16,11 +16,12 @@ import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
 from pymc_ngvi.core.messages import N_NAMED, percent, suggestion
-from pymc_ngvi.core.sizes import HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
+from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
 from pymc_ngvi.core.status import format_gap
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
+from pymc_ngvi.marginal.weighted import WEIGHTED
 from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
 from pymc_ngvi.results.diagnosis.diagnose import (
     SUMMARY,
@@ -32,7 +33,7 @@ from pymc_ngvi.results.diagnosis.diagnose import (
 )
 from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
 from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace
-from pymc_ngvi.results.sampling import FIXED_SEED, Sampling, sample_tree
+from pymc_ngvi.results.sampling import Sampling, sample_tree
 
 #: Colours are those of the page, light or dark; lines are its text colour, faint.
 _FAINT = "color-mix(in srgb, currentColor 25%, transparent)"
@@ -370,10 +371,10 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
             made = summary_of_draws(posterior, kept, N_PREDICTED, np.random.default_rng(FIXED_SEED), False, {})
         body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
-    outcome = "Not fitted" if record is None else record.outcome
+    outcome = "Not fitted" if record is None else "Weighted" if record.kind == WEIGHTED else record.outcome
     title = escape(f"{kind}, {n_dim:,} free parameters")
     parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {title}</div>']
-    if record is not None:
+    if record is not None and record.kind != WEIGHTED:
         parts += [_card_line(said) for said in (record.remark, record.of_posterior, record.of_discrete) if said]
         numbers = {
             "ELBO": str(record.elbo).replace("+-", "±"),

@@ -1,4 +1,4 @@
-"""Engines evaluate rows: as programs, with NumPy or JAX, or by functions that PyTensor compiles of their graphs."""
+"""Engines evaluate rows: as programs, with NumPy or JAX; rows that no program can be, by functions of PyTensor."""
 
 import functools
 import math
@@ -9,20 +9,19 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.graph import Variable, clone_replace
 
+from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import filled_up, in_float64, without_c
 from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.found import Compile
-from pymc_ngvi.reading.terms import Rows, interacts, of_sum, shared_first
+from pymc_ngvi.reading.terms import Rows, interacts, shared_first
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction, row_slices
 from pymc_ngvi.rows.programs.operations import OPERATIONS, OnNumPy, RowProgram
 from pymc_ngvi.rows.programs.writer import CannotFollow, Separation, firsts, rewritten, seconds
@@ -30,101 +29,8 @@ from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
 
 #: Points at a time of a function that is more than arithmetic with numbers.
 _POINTS_AT_A_TIME = 32
-#: Axes of the arrays that functions are compiled for.
-_TWO = 2
-
-
-class PyTensorEngine:
-    """Compiles the graphs of rows."""
-
-    def __init__(self, compile_: Compile) -> None:
-        self._compile = compile_
-
-    def row_function(self, rows: Rows) -> RowFunction:
-        """Return the function of rows."""
-        data = list(rows.data.values())
-        if rows.is_whole:
-            function = self._compile([*rows.slots, *rows.data], [rows.value])
-            whole = FewAtATime(function, cost.estimate([rows.value], batch=_POINTS_AT_A_TIME).widest)
-            return RowFunction(whole, rows.index, data, interacts(rows))
-        if rows.sum_ is not None:
-            return self._summed(rows)
-        rows, n_shared = shared_first(rows)
-        shared = [pt.matrix(slot.name, dtype="float64", shape=(None, 1)) for slot in rows.slots[:n_shared]]
-        with without_c():
-            [value] = clone_replace(
-                [rows.value], dict(zip(rows.slots[:n_shared], shared, strict=True)), rebuild_strict=False
-            )
-        function = self._on_two_axes([*shared, *rows.slots[n_shared:], *rows.data], value)
-        return RowFunction(function, rows.index, data, interacts(rows), n_shared=n_shared)
-
-    def _summed(self, rows: Rows) -> RowFunction:
-        assert rows.sum_ is not None
-        given = list(rows.data)
-        function = self._on_two_axes([*rows.slots, *given], rows.value)
-        with without_c():
-            summed = rows.slots[-rows.n_summed :]
-            zeros = {slot: pt.zeros((1, 1)) for slot in summed}
-            outputs = [rows.sum_, *pytensor.grad(rows.sum_.sum(), summed)]
-            path = clone_replace(outputs, zeros, rebuild_strict=False)
-            beside, inputs, value = of_sum(rows, rows.sum_)
-        path += [pt.ones((1, 1)) for _ in path[1:]]
-        along = self._compile([*rows.slots[: -rows.n_summed], *given], path)
-        given_sum = self._on_two_axes([*inputs, *given], value)
-        data, owners = list(rows.data.values()), list(range(rows.n_summed))
-        return SummedRowFunction(
-            function, rows.index, data, interacts(rows), rows.n_summed, along, owners, given_sum, beside
-        )  # fmt: skip
-
-    def _on_two_axes(self, inputs: list[Variable], value: Variable) -> "OnTwoAxes":
-        return OnTwoAxes(self._compile(inputs, [value]), tuple(var.type.broadcastable[1] for var in inputs))
-
-    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
-        """Return None: where functions are compiled, one for all of log p does."""
-
-    def second_derivatives(self, rows: Rows) -> SecondDerivatives:
-        """Return the second derivatives of rows, compiled."""
-        pairs, graphs = [], []
-        with without_c():
-            [value] = graph.with_branches([rows.value])
-            for a, slope in enumerate(graph.slopes(value.sum(), rows.slots, "first")):
-                if slope is None:
-                    continue
-                for b, second in enumerate(graph.slopes(slope.sum(), rows.slots[: a + 1], "second")):
-                    if second is not None:
-                        pairs.append((a, b))
-                        graphs.append(second)
-        function = self._compile([*rows.slots, *rows.data], graphs)
-        return SecondDerivatives(function, rows.index, pairs, list(rows.data.values()))
-
-
-@dataclass(frozen=True)
-class OnTwoAxes:
-    """A function that is compiled for arrays (n_points, n_rows), of arrays with three axes, too."""
-
-    function: Function
-    #: Which inputs have one column.
-    one_column: tuple[bool, ...]
-
-    def __call__(self, *inputs: Array) -> Sequence[Array]:
-        """Return values, of three axes with those of all rows last."""
-        if inputs[0].ndim == _TWO:
-            return self.function(*inputs)
-        shape = np.broadcast_shapes(*[x.shape for x in inputs])
-        flat = [
-            x.reshape(len(x), 1) if is_one else np.broadcast_to(x, (len(x), *shape[1:])).reshape(len(x), -1)
-            for x, is_one in zip(inputs, self.one_column, strict=True)
-        ]
-        return [np.broadcast_to(v, (shape[0], shape[1] * shape[2])).reshape(shape) for v in self.function(*flat)]
-
-    def rows_first(self, *inputs: Array) -> Sequence[Array]:
-        """Return values of arrays (n_rows, ...) with three axes."""
-        shape = np.broadcast_shapes(*[x.shape for x in inputs])
-        flat = [
-            np.broadcast_to(x[:n], (n, *shape[1:])).reshape(n, -1).T
-            for x, n in zip(inputs, [1 if is_one else shape[0] for is_one in self.one_column], strict=True)
-        ]
-        return [np.broadcast_to(v.T, (shape[0], math.prod(shape[1:]))).reshape(shape) for v in self.function(*flat)]
+#: Predictors of rows that have an operation which programs do not know, at most.
+_MOST_COMPILED = 8
 
 
 @dataclass(frozen=True)
@@ -139,6 +45,19 @@ class FewAtATime:
         """Return values, (n_points, 1)."""
         slices = row_slices(len(predictors[0]), _POINTS_AT_A_TIME)
         return [np.concatenate([self.function(*[p[at] for p in predictors])[0] for at in slices])]
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """A function that PyTensor compiles, element by element, of arrays that broadcast."""
+
+    function: Function
+
+    def __call__(self, *inputs: Array) -> list[Array]:
+        """Return values."""
+        arrays = np.broadcast_arrays(*inputs)
+        [values] = self.function(*[np.ascontiguousarray(x.reshape(1, -1)) for x in arrays])
+        return [np.broadcast_to(values, (1, arrays[0].size)).reshape(arrays[0].shape)]
 
 
 # --- evaluates programs with JAX, on whatever device it has; few values with NumPy ---
@@ -237,11 +156,11 @@ class _Sum(NamedTuple):
     value: RowProgram
 
 
-class ProgramEngine:
-    """Reads rows as programs; rows that have operations it does not know are left to PyTensor."""
+class Engine:
+    """Reads rows as programs; functions of rows that have operations it does not know are left to PyTensor."""
 
     def __init__(self, evaluated: Callable[[RowProgram], Compiled], compile_: Compile) -> None:
-        self._evaluated, self._otherwise = evaluated, PyTensorEngine(compile_)
+        self._evaluated, self._compile = evaluated, compile_
         self._read: WeakKeyDictionary[Variable, dict[tuple[object, ...], RowProgram]] = WeakKeyDictionary()
         self._plainly: WeakKeyDictionary[Variable, dict[tuple[object, ...], tuple[Compiled, NDArray[np.bool_]]]]
         self._plainly = WeakKeyDictionary()
@@ -251,11 +170,19 @@ class ProgramEngine:
     def row_function(self, rows: Rows) -> RowFunction:
         """Return the function of rows."""
         if rows.is_whole:
-            return self._otherwise.row_function(rows)
+            function = self._compile([*rows.slots, *rows.data], [rows.value])
+            whole = FewAtATime(function, cost.estimate([rows.value], batch=_POINTS_AT_A_TIME).widest)
+            return RowFunction(whole, rows.index, list(rows.data.values()), interacts(rows))
         try:
             return self._plain(rows) if rows.sum_ is None else self._summed(rows)
-        except CannotFollow:
-            return self._otherwise.row_function(rows)
+        except CannotFollow as reason:
+            if len(rows.slots) > _MOST_COMPILED:
+                raise NotApart(reason.sentence) from None
+        inputs = {var: pt.matrix(dtype=var.type.dtype) for var in (*rows.slots, *rows.data)}
+        with without_c():
+            value = clone_replace([rows.value], inputs, rebuild_strict=False)
+        function = Flattened(self._compile(list(inputs.values()), value))
+        return RowFunction(function, rows.index, list(rows.data.values()), interacts(rows))
 
     def _plain(self, rows: Rows) -> RowFunction:
         rows, n_shared = shared_first(rows)
@@ -296,32 +223,34 @@ class ProgramEngine:
 
     def _function(self, program: RowProgram) -> Compiled:
         if program not in self._functions:
-            self._functions[program] = self._evaluated(program)
+            try:
+                self._functions[program] = self._evaluated(program)
+            except CannotFollow:
+                self._functions[program] = OnNumPy(program)
         return self._functions[program]
 
     def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
         """Return rows with their derivatives; None where they have an operation without one, or one not known here."""
-        try:
-            return FirstDerivatives(*self._derived(rows, firsts))
-        except CannotFollow:
-            return None
+        found = self._derived(rows, firsts)
+        return None if found is None else FirstDerivatives(*found)
 
-    def second_derivatives(self, rows: Rows) -> SecondDerivatives:
-        """Return the second derivatives of rows."""
-        try:
-            return SecondDerivatives(*self._derived(rows, seconds))
-        except CannotFollow:
-            return self._otherwise.second_derivatives(rows)
+    def second_derivatives(self, rows: Rows) -> SecondDerivatives | None:
+        """Return the second derivatives of rows; None as above."""
+        found = self._derived(rows, seconds)
+        return None if found is None else SecondDerivatives(*found)
 
     def _derived[By](
         self, rows: Rows, write: Callable[[RowProgram, int], tuple[RowProgram, list[By]]]
-    ) -> tuple[Compiled, NDArray[np.int64], list[By], list[Array], int]:
+    ) -> tuple[Compiled, NDArray[np.int64], list[By], list[Array], int] | None:
         """Return what `RowDerivatives` has, of rows with predictors that all share first."""
         if rows.is_whole:
-            raise CannotFollow("more than operations element by element")
+            return None
         rows, n_shared = shared_first(rows)
         numbers, data = _data_of(rows)
-        program, by = write(self._value(rows, n_shared, numbers), len(rows.slots))
+        try:
+            program, by = write(self._value(rows, n_shared, numbers), len(rows.slots))
+        except CannotFollow:
+            return None
         return self._function(program), rows.index, by, data, n_shared
 
 
@@ -370,20 +299,16 @@ def _along(rows: Rows) -> tuple[RowProgram, list[int]]:
 
 # --- engines by name ---
 
-type Engine = PyTensorEngine | ProgramEngine
-
 #: Engines by the ``backend`` that takes them: from how PyTensor compiles graphs, where that is needed. All that is no
 #: row is PyTensor's: compiled for that backend or, where it knows none of this name, run as with "quick".
 ENGINES: dict[str, Callable[[Compile], Engine]] = {
-    "quick": functools.partial(ProgramEngine, OnNumPy),
-    "numba": PyTensorEngine,
-    "c": PyTensorEngine,
-    "jax": functools.partial(ProgramEngine, OnJax),
+    **dict.fromkeys(("quick", "numba", "c"), functools.partial(Engine, OnNumPy)),
+    "jax": functools.partial(Engine, OnJax),
 }
 
 
 def engine_for(backend: str, compile_: Compile) -> Engine:
-    """Return the engine that a backend takes; with a mode of PyTensor, PyTensor.
+    """Return the engine that a backend takes.
 
     Parameters
     ----------
@@ -400,6 +325,6 @@ def engine_for(backend: str, compile_: Compile) -> Engine:
     >>> from pymc_ngvi.graphs.backends import quickly
     >>> from pymc_ngvi.rows.engines import engine_for
     >>> type(engine_for("quick", quickly)).__name__
-    'ProgramEngine'
+    'Engine'
     """
-    return ENGINES.get(backend, PyTensorEngine)(compile_)
+    return ENGINES.get(backend, ENGINES["quick"])(compile_)

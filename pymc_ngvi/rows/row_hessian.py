@@ -18,7 +18,7 @@ from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, Pairs
 from pymc_ngvi.core.types import Array, MeanHessian, Rooted, Whitener
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, row_slices
-from pymc_ngvi.rows.linear_map import LinearMap, Roots, consecutive
+from pymc_ngvi.rows.linear_map import LinearMap, consecutive
 
 # --- mean Hessians that are known with respect to the linear predictors ---
 
@@ -52,8 +52,6 @@ class PredictorMeanHessian(MeanHessian):
     matrix: sparse.csr_array
     #: Entries that `values` and `summed_values` return; asked only where one of these is.
     entries: Patterns = NO_PATTERNS
-    #: X C for the Gaussian that the expectation was taken under.
-    roots: Roots | None = None
 
     @property
     def pattern(self) -> Pattern | None:
@@ -73,8 +71,6 @@ class PredictorMeanHessian(MeanHessian):
         """Return the whitened curvature, as a state stores it."""
         if not isinstance(state, Rooted):
             return super().whitened(state)
-        if self.roots is not None and self.roots.root is state.root:
-            return self.roots.curvature(self.matrix)
         scale = np.diagonal(state.root)
         if np.count_nonzero(state.root) == len(scale):  # coordinates that are independent
             return -scale[:, None] * self._dense * scale

@@ -413,7 +413,7 @@ def update_discrete(seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is not reliable
         found = fit(model, seed).update(dict(zip(("t", "y"), new, strict=True)))
-    if not found.is_reliable:
+    if not found.checks.is_reliable:
         return
     mean, sd, after = closed.switch_moments(*map(np.concatenate, zip((t, closed.SWITCH), new, strict=True)))
     draws = found.sample(N_DRAWS)["posterior"]
@@ -432,7 +432,7 @@ def update_skewed(seed):
         pm.Poisson("y", pm.math.exp(mu + pm.Normal("U", 0, s, dims="g")[group]), observed=y)
     found = fit(model, seed).update({"G": new, "y": rng.poisson(np.exp(-1 + u[new]))})
     value = found.log_predictive_density
-    if found.is_reliable:  # on a grid of mu and s, effects on a fine grid
+    if found.checks.is_reliable:  # on a grid of mu and s, effects on a fine grid
         near(getattr(value, "value", value), UPDATE_SKEWED, 5.0 * getattr(value, "se", 0.0) + 0.05)
 
 
@@ -455,7 +455,7 @@ def prior_reads_data(seed):
     found = approx.predict({"x": [3.0], "y": [0.0]})["predictions"]["o"]
     near(float(found.mean()), y.mean() + at @ mean, 0.15 * sd)
     near(float(found.std()), sd, 0.1 * sd)
-    assert approx.update({"x": [3.0], "y": [90.0]}).is_reliable
+    assert approx.update({"x": [3.0], "y": [90.0]}).checks.is_reliable
 
 
 @case(seeds=(1,))
@@ -484,7 +484,7 @@ def predict_mvnormal(seed):
     found = approx.predict({"X": x[:3] + 1})["predictions"]["Y"]
     least_squares = (x[:3] + 1) @ np.linalg.lstsq(x, y, rcond=None)[0]
     assert np.abs(found.mean(("chain", "draw")).to_numpy() - least_squares).max() < 0.3
-    assert approx.update({"X": x[:3], "Y": y[:3]}).is_reliable
+    assert approx.update({"X": x[:3], "Y": y[:3]}).checks.is_reliable
 
 
 @case(seeds=(1,))
@@ -502,7 +502,7 @@ def prior_spike(seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is not reliable
         found = approx.with_prior(tau=pm.Mixture.dist([0.5, 0.5], parts))
-    if found.is_reliable:
+    if found.checks.is_reliable:
         near(float((found.sample(4_000)["posterior"]["tau"] < 1e-3).mean()), 0.547, 0.05)
 
 

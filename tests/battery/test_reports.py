@@ -104,7 +104,7 @@ def test_update_rows():
     new_x, new_y = np.array([[1.0, 1.5, 0.0], [1.0, -0.5, 1.0]]), np.array([2.5, -0.5])
     found = line().update({"x": new_x, "y": new_y})
     mean, covariance, after = normal_posterior(np.vstack([x, new_x]), np.append(y, new_y), 2.0, 0.8)
-    assert found.is_reliable
+    assert found.checks.is_reliable
     holds(found.sample(N)["posterior"]["beta"], mean, np.sqrt(np.diag(covariance)))
     near(found.log_predictive_density.value, after - normal_posterior(x, y, 2.0, 0.8)[2], 0.1)
 
@@ -114,7 +114,7 @@ def test_update_groups():
     new_g, new_y = np.array([1, 1, 5]), np.array([3.0, 2.2, 1.0])
     found = groups().update({"index": new_g, "y": new_y})
     after = grouped_moments(np.append(g, new_g), np.append(y, new_y))
-    assert found.is_reliable
+    assert found.checks.is_reliable
     draws = found.sample(N)["posterior"]
     for name in ("mu", "u"):
         holds(draws[name], *after["moments"][name])
@@ -128,7 +128,7 @@ def test_with_prior():
         grouped_moments(*data, log_prior=prior) for prior in (None, lambda tau: stats.expon.logpdf(tau, scale=0.5))
     )
     found = groups().with_prior(tau=pm.Exponential.dist(2.0))
-    assert found.is_reliable
+    assert found.checks.is_reliable
     draws = found.sample(N)["posterior"]
     for name in ("mu", "u", "tau"):
         holds(draws[name], *after["moments"][name][:2])
@@ -191,11 +191,11 @@ def test_save_and_load(tmp_path):
 def test_corrected():
     mean, covariance, _ = normal_posterior(*closed.line_data(), 2.0, 0.8)
     approx = fit(closed.line(), 1, family="diagonal")
-    found = approx.corrected(20_000, random_seed=1)["beta"]
-    for moment, right in (("mean", mean), ("sd", np.sqrt(np.diag(covariance)))):
-        value = found.sel(moment=moment, estimate="corrected").to_numpy()
-        error = found.sel(moment=moment, estimate="se").to_numpy()
-        assert np.all(np.abs(value - right) < 5 * error + 0.03 * np.sqrt(np.diag(covariance)))
+    found, sd = approx.corrected(20_000, random_seed=1), np.sqrt(np.diag(covariance))
+    error = 5 / np.sqrt(found.checks.effective_size) + 0.03
+    assert found.checks.is_reliable
+    assert np.all(np.abs(found.mean_flat - mean) < error * sd)
+    assert np.all(np.abs(found.sd_flat - sd) < error * sd)
     weighted = approx.sample(20_000, importance="psis", random_seed=1)
     w = np.exp(weighted["sample_stats"]["log_weight"].to_numpy())
     draws = weighted["posterior"]["beta"].to_numpy()

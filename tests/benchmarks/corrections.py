@@ -52,18 +52,17 @@ ASKED_ERROR, ASKED_KHAT = 0.03, 0.6
 
 KEY = ("model", "fit", "seed")
 FIELDS = (
-    *KEY, "status", "n_dim", "draws", "khat", "em", "es", "psis_em", "psis_es", "size", "error", "helps", "ess",
-    "psir_em", "psir_es", "left_out", "reference_error", "note", "date", "environment",
+    *KEY, "status", "n_dim", "draws", "khat", "em", "es", "psis_em", "psis_es", "ess",
+    "psir_em", "psir_es", "reference_error", "note", "date", "environment",
 )  # fmt: skip
 
 CAPTION = f"""\
 em is the root mean square over unconstrained coordinates of the error of the mean in reference (NUTS) standard
 deviations, es that of the relative error of the standard deviation; the Monte Carlo error of the reference's own means
 is in the last column. Medians over seeds, with the range. q: exact moments of the fitted approximation. PSIS:
-`corrected` with so many draws. PSIR: {RESAMPLED:,} resampled draws, equally weighted; their number alone makes em
-{RESAMPLED**-0.5:.3f} and es {(2 * RESAMPLED) ** -0.5:.3f}. Size: what the weights change, noise taken out. Error: their
-own Monte Carlo error. Help: fits in which the size is the larger of the two. Refused: k-hat says that weights can't
-help.
+`corrected` with so many draws, and their effective sample size. PSIR: {RESAMPLED:,} resampled draws, equally weighted;
+their number alone makes em {RESAMPLED**-0.5:.3f} and es {(2 * RESAMPLED) ** -0.5:.3f}. Refused: k-hat says that weights
+can't help.
 """
 
 
@@ -118,7 +117,7 @@ def assess(approx: Any, model: pm.Model, reference: Reference, draws: int, seed:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what they say is in the row
-            found = approx.corrected(draws, random_seed=WEIGHTS_SEED + seed, include_transformed=True)
+            found = approx.corrected(draws, random_seed=WEIGHTS_SEED + seed)
             tree = approx.sample(
                 RESAMPLED, importance="psir", random_seed=RESAMPLED_SEED + seed, include_transformed=True
             )
@@ -126,18 +125,14 @@ def assess(approx: Any, model: pm.Model, reference: Reference, draws: int, seed:
         found = re.search(r"k-hat is (\S+),", str(refusal))
         row |= {"note": f"refused: {refusal}", "khat": float(found[1]) if found else None}
     else:
-        moments = [
-            flat([found[name].sel(moment=m, estimate="corrected").values for name in values]) for m in ("mean", "sd")
-        ]
-        errors = reference.errors(names, *moments)
-        row |= {"psis_em": errors.em, "psis_es": errors.es, "khat": found.attrs["khat"]}
-        row |= {"size": found.attrs["correction_size"], "error": found.attrs["correction_error"]}
-        row |= {"helps": row["size"] > row["error"], "ess": found.attrs["effective_sample_size"]}
+        errors = reference.errors(names, found.mean_flat, found.sd_flat)
+        row |= {"psis_em": errors.em, "psis_es": errors.es}
+        row |= {"khat": found.checks.khat, "ess": found.checks.effective_size}
         resampled = [tree["posterior"][name].isel(chain=0) for name in values]
         errors = reference.errors(
             names, *(flat([getattr(x, m)("draw").values for x in resampled]) for m in ("mean", "std"))
         )
-        row |= {"psir_em": errors.em, "psir_es": errors.es, "left_out": tree["sample_stats"].attrs["weight_left_out"]}
+        row |= {"psir_em": errors.em, "psir_es": errors.es}
     return row
 
 
@@ -162,7 +157,7 @@ def write_tables(rows: Sequence[Row]) -> str:
     lines = [*measured_on(rows), CAPTION, "## Importance weights", ""]
     header = (
         "data", "fit", "dim", "draws", "k-hat", "em, q", "em, PSIS", "em, PSIR", "es, q", "es, PSIS", "es, PSIR",
-        "size", "error", "help", "refused", "reference",
+        "effective size", "refused", "reference",
     )  # fmt: skip
     lines += [*table(header, [_weights_line(own) for own in groups.values()]), ""]
     return "\n".join([*lines, *_asked(rows), ""])
@@ -171,12 +166,11 @@ def write_tables(rows: Sequence[Row]) -> str:
 def _weights_line(rows: Sequence[Row]) -> list[str]:
     of = column_of(rows)
     errors = [median(of(name), ".3f") for name in ("em", "psis_em", "psir_em", "es", "psis_es", "psir_es")]
-    judged = [row for row in rows if row["helps"]]
-    helped = f"{sum(row['helps'] == 'True' for row in judged)} of {len(judged)}" if judged else "-"
+    refused = sum(not row["psis_em"] for row in rows)
     return [
         rows[0]["model"], f"`{rows[0]['fit']}`", rows[0]["n_dim"], f"{int(rows[0]['draws']):,}",
-        median(of("khat"), ".2f"), *errors, median(of("size"), ".3f"), median(of("error"), ".3f"), helped,
-        f"{len(rows) - len(judged)} of {len(rows)}", median(of("reference_error")[:1], ".3f"),
+        median(of("khat"), ".2f"), *errors, median(of("ess"), ",.0f"), f"{refused} of {len(rows)}",
+        median(of("reference_error")[:1], ".3f"),
     ]  # fmt: skip
 
 
@@ -189,14 +183,12 @@ def _asked(rows: Sequence[Row]) -> list[str]:
     worse = [
         row
         for row in judged
-        if row["helps"] == "True"
-        and any(float(row[f"psis_{e}"]) > _together(row, e, "error", "reference_error") for e in ("em", "es"))
+        if any(float(row[f"psis_{e}"]) > _together(row, e, "reference_error") for e in ("em", "es"))
     ]
     return [
         f"Fits with k-hat below {ASKED_KHAT:g}: {len(near)}; em and es of PSIS both at most {ASKED_ERROR:g} in "
         f"{len(met)} of them.",
-        f"Fits that are said to be helped, and whose em or es grows by more than the errors of weights and reference: "
-        f"{len(worse)} of {len(judged)}.",
+        f"Fits whose em or es grows by more than the error of the reference: {len(worse)} of {len(judged)}.",
     ]
 
 

@@ -176,7 +176,7 @@ def row_of(approx: Any, model: pm.Model, posterior: str, priors: dict[str, Any])
     except ValueError:
         evidence = ["-", "-"]
     return [
-        f"{found.khat:.2f}", f"{found.effective_sample_size:,.0f}", "reliable" if found.is_reliable else "not reliable",
+        f"{found.checks.khat:.2f}", f"{found.checks.effective_size:,.0f}", found.checks.word.value,
         f"{np.sqrt(np.mean(of_mean**2)):.3f}", f"{of_mean.max():.3f}", f"{np.sqrt(np.mean(of_sd**2)):.3f}", *evidence,
         f"{taken:.2f}", f"{of_fit:.1f}",
     ]  # fmt: skip

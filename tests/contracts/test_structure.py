@@ -82,30 +82,30 @@ CASES = {
     "coordinates alone": (
         {"beta": 4, "b": 59, "c": 3, "d": ()},
         block_diagonal(with_globals(4, groups(59)), np.eye(4)),
-        "4 global parameters (`beta` 4); 59 independent blocks of size 1 from `b`; 4 coordinates that depend on no "
-        "other (`c` 3, `d`).",
+        "4 global parameters (`beta` 4); 59 independent blocks of size 1 from `b`; 3 independent blocks of size 1 from "
+        "`c`; 1 block of size 1 from `d`.",
     ),
     "one alone": (
         {"beta": 4, "b": 59, "c": 2},
         block_diagonal(with_globals(4, groups(60)), np.eye(1)),
-        "4 global parameters (`beta` 4); 59 independent blocks of size 1 from `b`; 1 block of size 1 from `c`; "
-        "1 coordinate that depends on no other (`c` 1 of 2).",
+        "4 global parameters (`beta` 4); 59 independent blocks of size 1 from `b`; 2 independent blocks of size 1 from "
+        "`c`.",
     ),
     "chain": (
         {"x": 1000},
         chain(1000),
-        "`x` (1,000): cut into 32 blocks of up to 31 by 31 of its own coordinates.",
+        "31 global parameters (`x` 31 of 1,000); 32 independent blocks of size 8 to 31 from `x`.",
     ),
     "chain with errors": (
         {"s_log__": (), "x": 200, "e": 200},
         with_globals(1, ERRORS),
-        "1 global parameter (`s_log__`); `x` (200) and `e` (200): cut into 25 blocks of up to 29 by coordinates of "
-        "their own, 12 of `x` and 12 of `e`.",
+        "25 global parameters (`s_log__`, `x` 12 of 200, `e` 12 of 200); 13 independent blocks of size 18 to 29 from "
+        "`x`, `e`; 12 independent blocks of size 1 from `e`.",
     ),
     "grid": (
         {"tau_log__": (), "phi": (30, 30)},
         with_globals(1, grid(30)),
-        "1 global parameter (`tau_log__`); `phi` (900): cut into 10 blocks of up to 135 by 150 of its own coordinates.",
+        "151 global parameters (`tau_log__`, `phi` 150 of 900); 10 independent blocks of size 15 to 135 from `phi`.",
     ),
     "dense": ({"w": (8, 6), "s_log__": ()}, None, "Dense: the Hessian of log p couples all 49 coordinates."),
     "dense pattern": ({"w": 49}, np.ones((49, 49)), "Dense: the Hessian of log p couples all 49 coordinates."),
@@ -144,28 +144,6 @@ def test_part_of_a_variable_may_be_global():
     )
     assert str(structure) == f"{expected}from `b`."
     assert structure.globals == ["beta[0]", "beta[1]"]
-
-
-@pytest.mark.parametrize("touch", [False, True])
-def test_a_variable_is_cut_only_by_coordinates_that_touch_its_others(touch):
-    """Persons and items, each with a scale: that of the persons is global, that of the items touches items alone."""
-    persons, items = np.arange(2, 82), np.arange(82, 102)
-    matrix = np.eye(102)
-    matrix[np.ix_(items, persons)] = 1.0
-    matrix[persons, 0] = matrix[items, 1] = 1.0
-    matrix[1, 0] = touch
-    structure = ModelStructure(layout_of(sd_log__=2, person=80, item=20), Pattern.of(matrix))
-    np.testing.assert_array_equal(structure.border, [0, *items])
-    separators = [part for part in structure.parts if part.kind == "separators"]
-    if touch:
-        [part] = separators
-        np.testing.assert_array_equal(part.coordinates, [0])
-    else:
-        assert separators == []
-        assert str(structure) == (
-            "21 global parameters (`sd_log__` 1 of 2, `item` 20); 1 block of size 1 from `sd_log__`; "
-            "80 independent blocks of size 1 from `person`."
-        )
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -399,7 +399,9 @@ class Context:
 def context_of(posterior: Posterior) -> Context:
     """Return what cures depend on."""
     record, layout, structure = posterior.record, posterior.layout, posterior.structure
-    blocks = [part for part in structure.parts if part.kind == "blocks"]
+    border = {v for part in structure.parts if part.kind == "global" for v in part.variables}
+    # Not those of a chain that is cut, nor of a field.
+    blocks = [part for part in structure.parts if part.kind == "blocks" and border.isdisjoint(part.variables)]
     local = sum(len(part.sizes) for part in blocks)
     # Of crossed effects, those of one factor are global: each costs two gradients of every draw. Their scale is a
     # block, which has no mode where all of them are 0, as at a start.
@@ -408,8 +410,7 @@ def context_of(posterior: Posterior) -> Context:
         layout=layout,
         record=record,
         family=posterior.distribution.family if record is None or record.is_pool else record.family,
-        # Not a chain that is cut, nor a field.
-        has_groups=local >= _FEWEST_GROUPS and any(part.kind == "global" for part in structure.parts),
+        has_groups=local >= _FEWEST_GROUPS and bool(border),
         has_hessian=posterior.density.has_hessian,
         of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
         other_posterior=functools.cache(lambda: _other_posterior(posterior)),

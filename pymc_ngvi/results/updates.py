@@ -1,0 +1,781 @@
+"""The posterior given new rows as well as those of the fit, from its draws, by weights."""
+
+import contextlib
+import functools
+import math
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import pymc as pm
+
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import csgraph
+from scipy.special import softmax
+
+from pymc_ngvi.core.bridge import Estimate, log_mean
+from pymc_ngvi.core.messages import listed, shortened
+from pymc_ngvi.core.psis import weigh
+from pymc_ngvi.core.sizes import FIXED_SEED, HELD, seed_of
+from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.density import LogDensity, ModelDensity
+from pymc_ngvi.density.constrain import Constrainer, OnDraws, unconstrained
+from pymc_ngvi.density.info import quoted, with_data_for
+from pymc_ngvi.density.predictive import Treatment, data_behind, indexed_axes, n_batch_axes
+from pymc_ngvi.marginal.draws import Draws
+from pymc_ngvi.marginal.new_rows import (
+    CoupledRows,
+    WithNewRows,
+    draws_without_rows,
+    integrated_again,
+    skewness_of,
+    with_new_rows,
+    with_trees,
+)
+from pymc_ngvi.marginal.sampling import evenly_picked
+from pymc_ngvi.marginal.student_mixture import StudentMixture
+from pymc_ngvi.results.distributions import Posterior
+from pymc_ngvi.results.predictions import Given, NewData, Treatments, checked_dict, given_new_data
+from pymc_ngvi.results.weighted import ElsewhereDensity, Weighted, joint_draws, weighted
+
+# --- new rows of a model, checked, and their log densities at draws of the posterior ---
+
+type Values = Mapping[str, AnyArray]
+
+
+class NewRows:
+    """New rows, and the variables that these depend on."""
+
+    def __init__(self, posterior: Posterior, given: Given) -> None:
+        model = posterior.density.given
+        self._posterior = posterior
+        observed, data = _split(model, given)
+        self.new = NewData.of(model, posterior.layout.coords, data)
+        self._graph = self.new.graph()
+        names = list(observed)
+        self.new.check_complete(self._graph.data_needed(names))
+        self.data = self._graph.data_needed(names)
+        self.deterministics = [d.name for d in model.deterministics if self._is_complete(d.name)]
+        shapes = self._graph.shapes([model[name] for name in observed], new=False)
+        #: Of the observed variables in the fit.
+        self.shapes = dict(zip(observed, shapes, strict=True))
+        rows = {shape[:1] for shape in shapes if shape}
+        if forgotten := [k for k in self.data if k not in self.new.arrays and self.new.before(k).shape[:1] in rows]:
+            raise ValueError(
+                f"{quoted(forgotten)} has a value for each row of the fit: give it for the new rows, too, the same "
+                "where they have the same."
+            )
+        held = [name for name, values in observed.items() if values is None]
+        observed |= dict(zip(held, self._told(lambda: self._graph.observed(held)), strict=True))
+        self.observed = {name: _checked(model[name], values, self.shapes[name]) for name, values in observed.items()}
+        needed = self._graph.needed([*names, *self.deterministics])
+        self._free = Constrainer.of(
+            posterior.density, deterministics=False, names=frozenset(v.name for v in posterior.layout.variables)
+        )
+        needed_names = {rv.name for rv in needed}
+        #: Discrete variables that were summed out: drawn given each draw of the others, and weighted with it.
+        self._discrete = [name for name in posterior.density.summed_out_names if name in needed_names]
+        if self._discrete and posterior.changed_data():
+            raise ValueError(f"{quoted(self._discrete)} are drawn given the rows of the fit, which are not there.")
+        self._of_last: tuple[Values, dict[str, AnyArray]] = {}, {}
+        self._functions: dict[object, tuple[OnDraws, list[str]]] = {}
+        #: A draw to look at; where a coefficient is 0, it may hide things.
+        self.point = posterior.density.initial_point()[None]
+        one = self.free(self.point)
+        self.new.check_indices({name: of.shape[1:] for name, of in one.items()})
+        # Each element by its number in the fit: treatments tell where it is now.
+        numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
+        self._treatments = Treatments(posterior, self._graph, self.new, self.new, "new", frozenset(), numbers, {}).of(
+            needed
+        )
+        self._treatments |= {name: Treatment(size=self._rows_of(name)) for name in self.observed}
+        self.has_known_discrete = any(self._treatments[name].known is not None for name in self._discrete)
+        self._check_priors()
+        treated = {name: t for name in numbers if (t := self._treatments.get(name)) is not None}
+        self.grown = [n for n, t in treated.items() if t.known is None or t.mask is not None or t.n_known is not None]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: functions are compiled again."""
+        return {**vars(self), "_functions": {}, "_of_last": ({}, {})}
+
+    def _check_priors(self) -> None:
+        """Raise ValueError where new data change log p of what was in the fit: that is no matter of new rows."""
+        model = self._graph.model
+        for potential in model.potentials:
+            if self._graph.depends_on_new(potential):
+                raise ValueError(f"The Potential {potential.name!r} depends on the new data: fit again with all rows.")
+        for variable in self._names:
+            if self._treatments[variable].known is None:
+                continue
+            for name in self.new.arrays:
+                if self._graph.prior_reads(model[variable], name) and not self.new.goes_on(name):
+                    raise ValueError(
+                        f"The prior of {variable!r} depends on {name!r}, which is not what it was in the fit: give the "
+                        "same values for what was in it, or fit again."
+                    )
+
+    @property
+    def n_rows(self) -> int:
+        """Number of new observations."""
+        return sum(math.prod(self._rows_of(name)) for name in self.observed)
+
+    def n_along(self, dim: str) -> int:
+        """Return the number of new rows along a dim; 0 where it is none of rows."""
+        return max((of.shape[0] for name, of in self.observed.items() if self.new.dims(name)[:1] == (dim,)), default=0)
+
+    def standardised(self) -> pm.Model:
+        """Return a copy of the model in which statistics, by which data are standardised, are those of the fit."""
+        return self._graph.with_statistics()
+
+    def _rows_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the new observations of a variable, whose vectors are one each."""
+        return self.observed[name].shape[: n_batch_axes(self._graph.model[name])]
+
+    def _is_complete(self, name: str) -> bool:
+        """Tell whether all data that a variable is computed from are those of the new rows, or of all rows."""
+        try:
+            self.new.check_complete(self._graph.data_needed([name]))
+        except ValueError:
+            return False
+        return True
+
+    def free(self, theta: Array) -> dict[str, AnyArray]:
+        """Return the free variables on their constrained scale, as they are in the fit, (n, *shape).
+
+        Discrete variables that were summed out are drawn given the others and the data of the fit.
+        """
+        values = self._free(theta)
+        drawn = self._posterior.density.discrete_given(values, FIXED_SEED) if self._discrete else {}
+        return values | {name: drawn[name] for name in self._discrete}
+
+    def labels(self, name: str, axis: int) -> object:
+        """Return what tells new elements along an axis from others: the same for the variables of a group."""
+        return self.new.dims(name)[axis] or (name, axis)
+
+    # --- elements that were not in the fit ---
+
+    def known(self, free: Values, drawn: Values) -> dict[str, AnyArray]:
+        """Return the variables that the rows depend on, with elements that were not in the fit from ``drawn``."""
+        found = {}
+        for name in self._names:
+            old = self._old(name, free)
+            if name in drawn:
+                of_name = np.broadcast_to(drawn[name], (length_of(free), *drawn[name].shape[1:]))
+                old = of_name if old is None else np.where(self.is_new[name], of_name, old)
+            found[name] = cast(AnyArray, old)
+        return found
+
+    def drawn(self, free: Values, random_seed: int) -> dict[str, AnyArray]:
+        """Return the variables that have grown, with draws of their new elements from their prior given all others."""
+        if not self.grown:
+            return {}
+        old = {name: values for name in self._names if (values := self._old(name, free)) is not None}
+        found = self._evaluated(
+            "draws", lambda ts: self._graph.compiled(self.grown, ts, 1), old, length_of(free), random_seed
+        )
+        return dict(zip(self.grown, found, strict=True))
+
+    @cached_property
+    def some(self) -> dict[str, AnyArray]:
+        """Return one draw of the variables that have grown, (1, *shape)."""
+        return self.drawn(self.free(self.point), 0)
+
+    @cached_property
+    def is_new(self) -> dict[str, NDArray[np.bool_]]:
+        """Tell which elements of the variables that have grown were not in the fit."""
+        found = {}
+        for name in self.grown:
+            t = self._treatments[name]
+            new = np.full(self.some[name].shape[1:], t.known is None)
+            if t.mask is not None:
+                new |= ~t.mask
+            if t.n_known is not None:
+                new[(slice(None),) * n_batch_axes(self._graph.model[name]) + (slice(t.n_known, None),)] = True
+            found[name] = new
+        return found
+
+    def changes(self, drawn: Values, seed: int) -> list[Values]:
+        """Return other values of what was drawn anew: other draws, and each state of a discrete variable."""
+        found: list[Values] = [self.drawn(self.free(self.point), seed)]
+        for name in {*self._discrete} & {*self.grown}:
+            from pymc_ngvi.density.discrete.states import states_of  # pymc_extras
+
+            states = states_of(self._graph.model[name])
+            found += [{**found[0], name: np.full_like(drawn[name], state)} for state in states]
+        return found
+
+    def is_continued(self, name: str) -> bool:
+        """Tell whether the new elements of a variable go on from those of the fit."""
+        return self._treatments[name].n_known is not None
+
+    # --- what depends on them ---
+
+    def logp(self, known: Values) -> Array:
+        """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
+        n = length_of(known)
+        values = self._evaluated(
+            "rows", lambda ts: self._graph.log_densities([*self.observed], self.observed, ts, 1), known, n
+        )
+        for name, of_name in zip(self.observed, values, strict=True):
+            if of_name.shape[1:] != self._rows_of(name):
+                raise ValueError(
+                    f"{name!r} has new values of {self._rows_of(name)} rows, and with the other new data it has "
+                    f"{of_name.shape[1:]}: give the same rows of all."
+                )
+        return np.concatenate([np.asarray(v, dtype=np.float64).reshape(n, -1) for v in values], axis=1)
+
+    def check_possible(self, theta: Array) -> None:
+        """Raise ValueError where rows have a density of 0 at all of some draws."""
+        free = self.free(theta[:: len(theta) * self.n_rows // HELD + 1])
+        is_possible = np.isfinite(self.logp(self.known(free, self.drawn(free, FIXED_SEED)))).any(axis=0)
+        for name in self.observed:
+            shape = self._rows_of(name)
+            of_name, is_possible = np.split(is_possible, [math.prod(shape)])
+            if bad := np.flatnonzero(~of_name).tolist():
+                values = self.observed[name].reshape(-1, *self.observed[name].shape[len(shape) :])[bad]
+                raise ValueError(
+                    f"{name!r} can't have the values {listed(values.tolist())}, of rows {listed(bad)}: their density "
+                    "is 0 at all draws of the posterior. Look at these rows, or fit again with all of them."
+                )
+
+    @property
+    def has_elementwise_priors(self) -> bool:
+        """Whether elements of the variables that have grown have log densities of their own."""
+        model = self._graph.model
+        return not any(self.is_continued(name) or model[name].owner.op.ndim_supp for name in self.grown)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether new elements have log densities of their own, and may have any values."""
+        model = self._graph.model
+        return self.has_elementwise_priors and all(
+            name not in self._discrete and model.rvs_to_transforms.get(model[name]) is None for name in self.grown
+        )
+
+    def prior_logp(self, known: Values) -> dict[str, Array]:
+        """Return the log densities of the elements of variables that have grown, (n, *shape), given all else."""
+        found = self._evaluated(
+            "prior", lambda ts: self._graph.log_densities(self.grown, {}, ts, 1), known, length_of(known)
+        )
+        return dict(zip(self.grown, found, strict=True))
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name in self._treatments if name not in self.observed]
+
+    def _old(self, name: str, free: Values) -> AnyArray | None:
+        """Return a variable with the elements of the fit where these are now; None where it has none of them."""
+        numbers = self._treatments[name].known
+        if numbers is None:
+            return None
+        if self._of_last[0] is not free:  # asked for again with each candidate
+            self._of_last = free, {}
+        if name not in self._of_last[1]:
+            self._of_last[1][name] = free[name].reshape(length_of(free), -1)[:, numbers[0].astype(np.intp)]
+        return self._of_last[1][name]
+
+    def _evaluated(
+        self,
+        what: object,
+        compiled: Callable[[dict[str, Treatment]], tuple[OnDraws, Array]],
+        values: Values,
+        n: int,
+        random_seed: int | None = None,
+    ) -> Sequence[AnyArray]:
+        """Return what a function of variables gives, compiled when it is first asked for; a seed: what it draws."""
+        if what not in self._functions:
+            treatments = {}
+            for name, t in self._treatments.items():
+                known = values[name][:1] if name in values else None
+                whole = Treatment(known=known) if random_seed is None else replace(t, known=known)
+                treatments[name] = t if name in self.observed else whole
+            function = self._told(lambda: compiled(treatments))[0]
+            self._functions[what] = function, [name for name in self._names if name in values]
+        function, names = self._functions[what]
+        if random_seed is not None:
+            function.reseed(random_seed)
+        # Behind the number that `PredictiveGraph` puts before them.
+        parts = [np.zeros((n, 1)), *(np.asarray(values[name], dtype=np.float64).reshape(n, -1) for name in names)]
+        return self._told(lambda: function(np.concatenate(parts, axis=1)))
+
+    def _told[T](self, do: Callable[[], T]) -> T:
+        """Do something with the model given the new rows; raise ValueError where it can't be done."""
+        return given_new_data(do, self.new, self.data)
+
+
+def length_of(values: Values) -> int:
+    """Return the number of draws."""
+    return len(next(iter(values.values())))
+
+
+# --- what was given ---
+
+
+def _split(model: pm.Model, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return new observations by the name of the variable, None where data of the model hold them, and these data."""
+    observed, rest = {}, dict(checked_dict(given))
+    for rv in model.observed_RVs:
+        sources = data_behind(model, rv)
+        if rv.name in rest and (twice := [name for name in sources if name != rv.name and name in rest]):
+            raise ValueError(f"{rv.name!r} and {twice[0]!r} are the same data: give one of them.")
+        if rv.name in rest:
+            array = rest.pop(rv.name)
+            if len(sources) > 1:
+                raise ValueError(f"{rv.name!r} is made of {quoted(sources)}: give these.")
+            rest |= dict.fromkeys(sources, array)
+            observed[rv.name] = None if sources else array
+        elif any(name in rest for name in sources):
+            observed[rv.name] = None
+    if not observed:
+        names = [rv.name for rv in model.observed_RVs]
+        said = f"give those of {quoted(names)}" if names else "the model has no observed variable"
+        raise ValueError(f"new_data has no observations: {said}.")
+    return observed, rest
+
+
+def _checked(rv: Any, values: Any, of_fit: tuple[int, ...]) -> AnyArray:
+    """Return new values of an observed variable, which had some shape in the fit."""
+    n_batch = n_batch_axes(rv)
+    if not n_batch and rv.type.ndim:
+        raise ValueError(
+            f"The elements of {rv.name!r} have one distribution together: new ones can't be put beside those of the "
+            "fit. Fit again with all of them."
+        )
+    try:
+        array = np.ma.filled(np.ma.asarray(values, dtype=np.float64), np.nan)
+    except (ValueError, TypeError):
+        raise ValueError(f"{rv.name!r} should be numbers in an array; got {shortened(values)}.") from None
+    if array.ndim != rv.type.ndim or array.shape[n_batch:] != of_fit[n_batch:]:
+        raise ValueError(f"{rv.name!r} has shape {array.shape}; in the fit it had {of_fit}, rows along the first axis.")
+    if np.isnan(array).any():
+        raise ValueError(f"{rv.name!r} has missing values: leave these rows out.")
+    if not array.size:
+        raise ValueError(f"{rv.name!r} has no new rows.")
+    if np.dtype(rv.type.dtype).kind in "iu" and not np.array_equal(array, np.round(array)):
+        raise ValueError(f"{rv.name!r} should be whole numbers, as in the model; got {shortened(values)}.")
+    return array.astype(rv.type.dtype)
+
+
+# --- elements that were not in the fit, such as effects of new groups, given the rows that depend on them ---
+# They are drawn many times for each draw of the posterior: from their prior given all else, and, where they may have
+# any values, about where their rows say that they are. The mean weight of these candidates is the predictive density
+# of the rows, and one of them is picked by its weight: importance sampling for each new group by itself, which does
+# not suffer from their number.
+
+type Ints = NDArray[np.intp]
+
+#: Candidates at first and at most; variance of log densities, in all, from which on there are more.
+_FIRST, _MOST, _MOST_VARIANCE = 8, 1_024, 0.1
+#: Candidates from the prior that tell where new elements are; part of the later ones that are from it; how much wider
+#: the others are, and their degrees of freedom.
+_PILOTS, _FROM_PRIOR, _WIDER, _DF = 4, 0.2, 1.3, 7.0
+
+
+def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
+    """Return which rows depend on which new elements, (n_rows, n_numbers), and the numbers of the elements.
+
+    Elements have the same number where they belong together: those of a new level, in all variables of its dim; and
+    those of a walk or a process. Others have -1.
+    """
+    numbers = _numbers(rows)
+    n = 1 + max(int(of.max()) for of in numbers.values())
+    free, first = rows.free(rows.point), rows.some
+    others = rows.changes(first, 1)
+    same = rows.known(free, first)
+    # In each of so many points, the elements of one number are other ones.
+    moved = {
+        name: np.concatenate(
+            [np.where(of == np.arange(n).reshape(-1, *(1,) * of.ndim), other[name], first[name]) for other in others]
+        )
+        for name, of in numbers.items()
+    }
+    many = rows.known({name: np.repeat(values, n * len(others), axis=0) for name, values in free.items()}, moved)
+    differ = (rows.logp(many) != rows.logp(same)).reshape(len(others), n, -1)
+    depends = sparse.csr_array(differ.any(axis=0).T)
+    part = _tied(rows, numbers, same, many)
+    joined = sparse.csr_array((np.ones(n, dtype=bool), (np.arange(n), part)))
+    return depends @ joined, {name: np.where(of < 0, -1, part[of]) for name, of in numbers.items()}
+
+
+def with_new_elements(
+    rows: NewRows, free: Values, log_weights: Array, depends: sparse.csr_array, numbers: dict[str, Ints],
+    rng: np.random.Generator,
+) -> tuple[Array, dict[str, AnyArray], float]:  # fmt: skip
+    """Return new elements at draws of the free variables.
+
+    The log predictive density of the rows that depend on them, (n,), the variables that have them, (n, *shape), and the
+    variance of the error of the first.
+    """
+    # Numbers that a row has in common are drawn together.
+    n_parts, part = csgraph.connected_components(depends.T @ depends, directed=False)
+    which = np.flatnonzero(np.diff(depends.indptr))
+    of_row = part[depends.indices[depends.indptr[which]]]
+    sums = sparse.csr_array((np.ones(len(which)), (of_row, which)), shape=(n_parts, depends.shape[0]))
+    part_of = {name: np.where(of < 0, -1, part[of]) for name, of in numbers.items()}
+    proposal = _Proposal(rows, free, part_of, n_parts, rng)
+
+    def of_rows(drawn: Values) -> Array:
+        return (sums @ rows.logp(rows.known(free, drawn)).T).T
+
+    if rows.is_free:
+        pilots = [rows.drawn(free, seed_of(rng)) for _ in range(_PILOTS)]
+        proposal.learn(pilots, [of_rows(drawn) for drawn in pilots], log_weights)
+    most = max(_FIRST, min(_MOST, HELD // (len(log_weights) * (n_parts + proposal.n_elements))))
+    # Of the candidates of each part, one is kept, with a chance in proportion to its weight.
+    log_sum, log_square, chosen = np.full((1, n_parts), -np.inf), np.full((1, n_parts), -np.inf), dict[str, AnyArray]()
+    for n in range(1, most + 1):
+        drawn, log_ratio = proposal.draw()
+        log_density = of_rows(drawn) + log_ratio
+        log_density = np.where(np.isfinite(log_density), log_density, -np.inf)
+        log_sum, log_square = np.logaddexp(log_sum, log_density), np.logaddexp(log_square, 2.0 * log_density)
+        with np.errstate(invalid="ignore"):
+            taken = np.log(rng.random(log_density.shape)) < log_density - log_sum
+            of_weights = np.exp(log_square - 2.0 * log_sum) - 1.0 / n
+        for name, part in part_of.items():
+            kept = taken[:, np.maximum(part, 0)] & (part >= 0)
+            chosen[name] = np.where(kept, drawn[name], chosen.get(name, drawn[name]))
+        # That of the error of the sum of logarithms over parts, in the mean over draws.
+        variance = float(np.nan_to_num(of_weights, nan=1.0).sum(axis=1).mean())
+        if n >= _FIRST and variance < _MOST_VARIANCE:
+            break
+    return (log_sum - np.log(n)).sum(axis=1), chosen, variance
+
+
+def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
+    """Return one number for those of which one is a parameter of the prior of another, as a school is of its class."""
+    n = 1 + max(int(of.max()) for of in numbers.values())
+    if len(numbers) < 2:
+        return np.arange(n)
+    if not rows.has_elementwise_priors:
+        return np.zeros(n, dtype=np.intp)
+    before, after, ties = rows.prior_logp(same), rows.prior_logp(many), np.eye(n, dtype=bool)
+    for name, of in numbers.items():
+        differ = (after[name] != before[name]).reshape(-1, n, of.size).any(axis=0)
+        moved, element = np.nonzero(differ & (of.ravel() >= 0))
+        ties[moved, of.ravel()[element]] = True
+    return csgraph.connected_components(sparse.csr_array(ties), directed=False)[1].astype(np.intp)
+
+
+class _Proposal:
+    """Where candidates are drawn: from the prior, and, once it has learned, mostly where rows say that they are."""
+
+    def __init__(
+        self, rows: NewRows, free: Values, parts: dict[str, Ints], n_parts: int, rng: np.random.Generator
+    ) -> None:
+        self._rows, self._free, self._n_parts, self._rng = rows, free, n_parts, rng
+        self._places = {name: np.flatnonzero(of >= 0) for name, of in parts.items()}
+        self._part = np.concatenate([parts[name].ravel()[at] for name, at in self._places.items()])
+        shape = (n_parts, len(self._part))
+        self._sums = sparse.csr_array((np.ones(len(self._part)), (self._part, np.arange(len(self._part)))), shape=shape)
+        self._learned: list[tuple[Ints, Array, Array]] | None = None
+
+    @property
+    def n_elements(self) -> int:
+        """Number of new elements."""
+        return len(self._part)
+
+    def learn(self, pilots: Sequence[Values], log_density: Sequence[Array], log_weights: Array) -> None:
+        """Learn where elements are, from draws of their prior with the log densities of their rows, (n, n_parts)."""
+        values = np.concatenate([self._elements(drawn) for drawn in pilots])
+        log_all = np.concatenate([of + log_weights[:, None] for of in log_density])
+        learned = []
+        for p in range(self._n_parts):
+            at, of_part = np.flatnonzero(self._part == p), log_all[:, p]
+            w = np.exp(of_part - of_part.max()) if np.isfinite(of_part.max()) else np.ones(len(of_part))
+            w /= w.sum()
+            mean = w @ values[:, at]
+            apart = values[:, at] - mean
+            cov, wide = (apart.T * w) @ apart, np.diag(values[:, at].var(axis=0))
+            few = len(at) / (len(at) + 1.0 / np.sum(w**2))  # of few effective draws, moments are those of the prior
+            learned.append((at, mean, _WIDER * np.linalg.cholesky((1.0 - few) * cov + few * wide)))
+        self._learned = learned
+
+    def draw(self) -> tuple[dict[str, AnyArray], Array]:
+        """Return one candidate of all parts, and its log density under the prior over that here, (n, n_parts)."""
+        drawn, rng = self._rows.drawn(self._free, seed_of(self._rng)), self._rng
+        values = self._elements(drawn)
+        n = len(values)
+        if self._learned is None:
+            return drawn, np.zeros((n, self._n_parts))
+        from_prior = rng.random((n, self._n_parts)) < _FROM_PRIOR
+        log_q = np.empty((n, self._n_parts))
+        for p, (at, mean, factor) in enumerate(self._learned):
+            z = rng.standard_normal((n, len(at))) / np.sqrt(rng.chisquare(_DF, n) / _DF)[:, None]
+            values[:, at] = np.where(from_prior[:, [p]], values[:, at], mean + z @ factor.T)
+            log_q[:, p] = StudentMixture(np.ones(1), mean[None], factor[None], _DF).log_density(values[:, at])
+        drawn = self._with(drawn, values)
+        prior = self._rows.prior_logp(self._rows.known(self._free, drawn))
+        log_prior = (self._sums @ self._elements(prior).T).T
+        return drawn, log_prior - np.logaddexp(np.log(_FROM_PRIOR) + log_prior, np.log1p(-_FROM_PRIOR) + log_q)
+
+    def _elements(self, drawn: Values) -> Array:
+        """Return all new elements, (n, n_elements)."""
+        parts = [np.asarray(drawn[name]).reshape(len(drawn[name]), -1)[:, at] for name, at in self._places.items()]
+        return np.concatenate(parts, axis=1).astype(np.float64)
+
+    def _with(self, drawn: Values, values: Array) -> dict[str, AnyArray]:
+        """Return variables with new elements in their places."""
+        ends = np.cumsum([len(at) for at in self._places.values()])[:-1]
+        result = {}
+        for (name, at), of_name in zip(self._places.items(), np.split(values, ends, axis=1), strict=True):
+            flat = np.array(drawn[name]).reshape(len(values), -1)
+            flat[:, at] = of_name
+            result[name] = flat.reshape(drawn[name].shape)
+        return result
+
+
+def _numbers(rows: NewRows) -> dict[str, Ints]:
+    """Return the number of what each element belongs to, by variable; -1 for those that were in the fit."""
+    known: dict[object, int] = {}
+    result = {}
+    for name in rows.grown:
+        new = rows.is_new[name]
+        axis = next((i for i in range(new.ndim) if not rows.is_continued(name) and _varies_along(new, i)), None)
+        if axis is None:
+            result[name] = np.where(new, known.setdefault(name, len(known)), -1)
+            continue
+        label, along = rows.labels(name, axis), np.full(new.shape[axis], -1, dtype=np.intp)
+        for i in np.unique(np.nonzero(new)[axis]).tolist():
+            along[i] = known.setdefault((label, i), len(known))
+        result[name] = np.where(new, along.reshape([-1 if i == axis else 1 for i in range(new.ndim)]), -1)
+    return result
+
+
+def _varies_along(new: NDArray[np.bool_], axis: int) -> bool:
+    """Tell whether whole slices of an array are new, or are not."""
+    return bool((new == new.any(axis=tuple(i for i in range(new.ndim) if i != axis), keepdims=True)).all())
+
+
+# --- the posterior given new rows as well, from draws of the one that was fitted, by importance weights ---
+
+#: Standard deviations that a conditional mean may move by: farther out, only moments are known of it; and less where
+#: these are skewed by more than this.
+_FARTHEST, _FARTHEST_SKEWED, _SKEWED = 2.0, 0.25, 0.8
+#: Draws for each that was asked for, at most, where new elements are drawn for each of them.
+_MANY = 2
+#: Draws at which groups are integrated again.
+_N_AGAIN = 64
+#: Variance, from which on that of the log weights is too much of the noise of new elements.
+_NOISE = 0.25
+_FIT_AGAIN = "Fit again with all of the rows."
+
+
+def updated(
+    posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator
+) -> tuple[Weighted, Callable[[], Estimate]]:
+    """Return the posterior given new rows as well, and what tells their log density; see `NGVIApproximation.update`."""
+    posterior.check_weighable(draws)
+    with posterior.with_data_of_fit():
+        rows = NewRows(posterior, new_data)
+        made, doubts = _draws(posterior, draws, rng)
+        if rows.grown and (step := len(made.theta) // (_MANY * draws)) > 1:  # evenly, about as many as are wanted
+            every = slice(None, None, step)
+            kept = made.theta[every], made.log_weights[every], made.of_globals[every], made.part[every]
+            made = Draws(*kept, min(1.0, step * made.worth))
+        rows.point = made.theta[made.log_weights.argmax()][None]
+        rows.check_possible(made.theta)
+        log_ratio, known, of_known, values, of_rows = _with_rows(posterior, rows, made, rng)
+        if not np.isfinite(made.log_weights + log_ratio).any():
+            raise ValueError(f"The new rows are impossible together at all draws of the posterior. {_FIT_AGAIN}")
+        made = made._replace(theta=known.theta)
+        density, moved = _with_all_rows(posterior, rows, values, known.theta)
+    result = weighted(
+        posterior, made, log_ratio, f"Posterior with {_named(rows)}.", (*of_rows, *doubts), _FIT_AGAIN, density, draws,
+        moved,
+    )  # fmt: skip
+    change = functools.partial(
+        _log_density_of, posterior, rows, made, log_ratio, of_known, known.log_ratio, seed_of(rng)
+    )
+    return result, change
+
+
+def _named(rows: NewRows) -> str:
+    """Return how many rows there are, and which levels are new."""
+    said, new = f"{rows.n_rows:,} new row{'s' if rows.n_rows > 1 else ''}", rows.new
+    grown = {dim for name in rows.grown for dim in new.dims(name) if dim in new.labels and dim in new.of_fit}
+    levels = {dim: [k for k in new.labels[dim] if k not in new.of_fit[dim]] for dim in sorted(map(str, grown))}
+    return ", ".join([said, *(f"new levels of {dim!r} {listed(found)}" for dim, found in levels.items() if found)])
+
+
+def _log_density_of(
+    posterior: Posterior, rows: NewRows, made: Draws, log_ratio: Array, of_known: Ints, log_known: Array, seed: int
+) -> Estimate:
+    """Return the log density of new rows given those of the fit; that of those which depend on nothing new is known."""
+    found, state = log_mean(log_ratio, made.log_weights, part=made.part), with_trees(posterior.distribution.q)
+    if state is None or not len(of_known) or rows.has_known_discrete:
+        return found
+    # Groups are known by their moments: what that moves is told by their integrals at some draws.
+    weights, rng = np.exp(weigh(made.reweighted(log_ratio).log_weights)[0]), np.random.default_rng(seed)
+    some = evenly_picked(weights, _N_AGAIN, rng.random())
+    logp = functools.partial(_log_densities, rows, of_known)
+    with posterior.with_data_of_fit():
+        has_rows = not posterior.changed_data()
+        try:
+            again = integrated_again(made.theta[some], state, logp, has_rows=has_rows)
+        except CoupledRows:  # which were weighted
+            return found
+    ratio = np.exp(again - log_known[some])
+    mean, error = float(ratio.mean()), float(ratio.std()) / math.sqrt(len(ratio))
+    if not has_rows:
+        return found._replace(se=math.hypot(found.se, math.log(mean)))
+    return found._replace(value=found.value + math.log(mean), se=math.hypot(found.se, error / mean))
+
+
+# --- the model with all rows, those of the fit first, and draws in its coordinates ---
+
+
+class _AllRows:
+    """A model with the rows of the fit and new ones, or with the new ones alone where the others are not there."""
+
+    def __init__(self, rows: NewRows, *, has_rows: bool) -> None:
+        self._rows, self._new, self._has_rows = rows, rows.new, has_rows
+        #: Lengths that rows had, and dims along which there are rows: not those of levels, into which data index.
+        self._lengths = {shape[0] for shape in rows.shapes.values() if shape}
+        levels = set[str]().union(*(indexed_axes(self._new.model, name)[0] for name in self._new.arrays))
+        of_data = [
+            name for name in self._new.arrays if self._new.before(name).shape[:1] in {(n,) for n in self._lengths}
+        ]
+        of_rows = {dim for name in [*rows.observed, *of_data] for dim in self._new.dims(name)[:1]} - levels
+        self._dims = {dim for dim in of_rows if dim is not None}
+        self._labels = {dim: self._all_labels(dim, labels) for dim, labels in self._new.labels.items()}
+        for dim in self._dims & self._new.of_fit.keys():
+            self._labels.setdefault(dim, self._all_labels(dim, []))
+
+    def _all_labels(self, dim: str, labels: list[Any]) -> list[Any]:
+        """Return the labels along a dim; rows that have none, or those of others, are numbered."""
+        known = self._new.of_fit.get(dim, []) if self._has_rows else []
+        found = [*known, *(label for label in labels if label not in set(known))]
+        n = len(known) + self._new.lengths.get(dim, self._rows.n_along(dim))
+        return list(range(n)) if dim in self._dims and len(found) != n else found
+
+    def model(self) -> pm.Model:
+        """Return a copy of the model with these rows; what it standardises its data by is that of the fit."""
+        rows, new, given = self._rows, self._new, self._new.model
+        held = [name for name in rows.observed if not data_behind(given, given[name])]
+        model, names = with_data_for(rows.standardised(), held)
+        arrays = new.arrays | {names[name]: rows.observed[name] for name in held}
+        for name, array in arrays.items():
+            dims = tuple(model.named_vars_to_dims.get(name) or (None,) * array.ndim)
+            before = model[name].get_value(borrow=True)
+            joined = self.joined(dims, before[None], self._relabelled(name, array)[None])[0]
+            model.set_data(name, joined, {d: self._labels[d] for d in dims if d in self._labels})
+        for dim, labels in self._labels.items():
+            if len(model.coords[dim]) != len(labels):
+                model.set_dim(dim, len(labels), labels)
+        return model
+
+    def _relabelled(self, name: str, array: AnyArray) -> AnyArray:
+        """Return new data, those that are positions among labels as positions among all of these."""
+        if array.dtype.kind not in "iu" or name not in self._new.arrays:
+            return array
+        for dim in sorted(indexed_axes(self._new.model, name)[0] & self._new.labels.keys()):
+            return self._places(dim)[array].astype(array.dtype)
+        return array
+
+    def _places(self, dim: str) -> NDArray[np.intp]:
+        place = {label: i for i, label in enumerate(self._labels[dim])}
+        return np.array([place[label] for label in self._new.labels[dim]], dtype=np.intp)
+
+    def joined(self, dims: Sequence[str | None], old: AnyArray, new: AnyArray) -> AnyArray:
+        """Return arrays, (n_draws, *shape), with the elements of the fit and new ones, which count where both are."""
+        lengths, places = list[int](), list[NDArray[np.intp]]()
+        for axis, (dim, before, now) in enumerate(zip(dims, old.shape[1:], new.shape[1:], strict=True)):
+            is_of_rows = dim in self._dims or (dim not in self._labels and axis == 0 and before in self._lengths)
+            if dim in self._new.labels and not is_of_rows:
+                lengths.append(len(self._labels[dim]))
+                places.append(self._places(dim))
+                continue
+            start = before if is_of_rows and self._has_rows else 0
+            lengths.append(max(start + now, before if self._has_rows else 0))
+            places.append(start + np.arange(now))
+        result = np.zeros((len(new), *lengths), dtype=new.dtype)
+        if self._has_rows:
+            result[(slice(None), *(slice(n) for n in old.shape[1:]))] = old
+        result[np.ix_(np.arange(len(new)), *places)] = new
+        return result
+
+
+def _with_all_rows(
+    posterior: Posterior, rows: NewRows, values: Values, theta: Array
+) -> tuple[ModelDensity, Array | None]:
+    """Return log p given all rows, or those that are there, and draws in its coordinates."""
+    has_rows = not (posterior.changed_data() or posterior.density.why_in_part or posterior.density.is_streamed)
+    every = _AllRows(rows, has_rows=has_rows)
+    density: Any = LogDensity(every.model(), backend=posterior.density.backend)
+    if not has_rows:
+        density = ElsewhereDensity(density, "the rows of the fit are not there")
+    if has_rows and density.layout.variables == posterior.layout.variables:
+        return density, None
+    old, free = {v.name: v for v in posterior.layout.variables}, rows.free(theta)
+    result, grown = np.empty((len(theta), density.n_dim)), []
+    for v in density.layout.variables:
+        if v.shape == old[v.name].shape and (has_rows or v.name not in values):
+            result[:, v.where] = theta[:, old[v.name].where]
+            continue
+        grown.append(v.name)
+        free[v.name] = every.joined(rows.new.dims(v.name), free[v.name], values[v.name])
+    return density, unconstrained(density, grown, free, result)
+
+
+def _with_rows(
+    posterior: Posterior, rows: NewRows, made: Draws, rng: np.random.Generator
+) -> tuple[Array, WithNewRows, Ints, Values, tuple[str, ...]]:
+    """Return what new rows say of each draw, where it is then, with what was not in the fit, and what is doubtful."""
+    depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
+    of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
+    known, free = _with_known_rows(posterior, rows, of_known, made.theta)
+    log_ratio, doubts = known.log_ratio, list[str]()
+    finite = np.isfinite(made.log_weights + log_ratio)
+    moved = float(softmax((made.log_weights + log_ratio)[finite]) @ known.moved[finite]) if finite.any() else 0.0
+    if moved > _FARTHEST:
+        doubts.append(f"the conditional mean of a group moves by {moved:.1f} of its standard deviations")
+    elif moved > _FARTHEST_SKEWED and known.skewness > _SKEWED:
+        doubts.append("the conditional distribution of a group with new rows is skewed, and known by its moments only")
+    drawn: dict[str, AnyArray] = {}
+    if depends is not None:
+        of_new, drawn, variance = with_new_elements(rows, free, made.log_weights + log_ratio, depends, numbers, rng)
+        log_ratio = log_ratio + of_new
+        if variance > _NOISE:
+            doubts.append("the densities of rows of new levels are known from few candidates")
+    log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
+    return log_ratio, known, of_known, rows.known(free, drawn), tuple(doubts)
+
+
+def _with_known_rows(
+    posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array
+) -> tuple[WithNewRows, dict[str, AnyArray]]:
+    """Return draws given the rows that depend on nothing new, with the free variables of the fit at these."""
+    state = with_trees(getattr(posterior.distribution, "q", None))
+    if len(which) and state is not None and not rows.has_known_discrete:
+        with contextlib.suppress(CoupledRows):  # weights may do
+            found = with_new_rows(theta, state, functools.partial(_log_densities, rows, which))
+            return found, rows.free(found.theta)
+    free, log_ratio = rows.free(theta), np.zeros(len(theta))
+    if len(which):
+        log_ratio = rows.logp(rows.known(free, rows.some))[:, which].sum(axis=1)
+    return WithNewRows(log_ratio, theta, np.zeros(len(theta))), free
+
+
+def _log_densities(rows: NewRows, which: NDArray[np.intp], theta: Array) -> Array:
+    return rows.logp(rows.known(rows.free(theta), rows.some))[:, which]
+
+
+def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[Draws, tuple[str, ...]]:
+    """Return draws of the posterior, and what stands against relying on them."""
+    state, has_rows = with_trees(getattr(posterior.distribution, "q", None)), not posterior.changed_data()
+    if state is not None:
+        doubts = () if posterior.record is None else posterior.record.doubts
+        if skewness_of(state) < _SKEWED:
+            return draws_without_rows(state, draws, rng), doubts
+        if has_rows:
+            return posterior.distribution.joint(draws, rng), doubts
+        said = "conditional distributions of groups are skewed, and without the rows of the fit known by moments only"
+        return draws_without_rows(state, draws, rng), (*doubts, said)
+    if not has_rows and posterior.distribution.kept_log_weights() is None:
+        said = f"the draws are those of {posterior.kind}, which is not compared with log p: its data are not there"
+        return posterior.distribution.joint(draws, rng), (said,)
+    return joint_draws(posterior, draws, rng)
