@@ -658,8 +658,13 @@ class Gaussian[S: Structure]:
         """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
         location, factor = self.location + location_step, self.factor + factor_step
         before, step = self.curvature_diagonal(self.factor), self.curvature_diagonal(factor_step)
-        valid = linalg.keeps_its_sign(before, step, signed=signed) and linalg.all_finite(location, factor)
-        return type(self)(location, factor, self.structure) if valid else None
+        after = np.abs(before + step) if signed else before + step
+        is_resolved = (after > linalg.ROUNDING * np.maximum(np.abs(before), np.abs(step))).all()
+        return (
+            type(self)(location, factor, self.structure)
+            if is_resolved and linalg.all_finite(location, factor)
+            else None
+        )
 
     def unsigned(self) -> Self:
         """Return the same Gaussian with a factor of positive diagonal."""

@@ -3,7 +3,7 @@
 import math
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -382,16 +382,6 @@ class MixtureState:
         return np.sum(within, axis=0) + (apart.T * self.weights) @ apart
 
     # --- components ---
-
-    def with_component(self, index: int, component: GaussianState) -> Self:
-        """Return the mixture with one component replaced."""
-        components = list(self.components)
-        components[index] = component
-        return replace(self, components=tuple(components))
-
-    def with_weights(self, log_weights: Array) -> Self:
-        """Return the mixture with other weights, which are normalised."""
-        return replace(self, log_weights=log_weights - logsumexp(log_weights))
 
     def joined(self, component: GaussianState, log_weight: float) -> Self:
         """Return the mixture with one more component of a weight below 1; the others make room in proportion."""
