@@ -14,7 +14,7 @@ from matrix import OF_PRECISION, state_of, stored, whitened_moments
 from targets import NumpyTarget, random_covariance
 
 from pymc_ngvi.families import MixtureState
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.mixtures import ComponentTarget
 
 

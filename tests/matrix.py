@@ -22,8 +22,8 @@ from pymc_ngvi.families import (
     MixtureFamily,
     SparseFamily,
 )
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting import problem as starting
 from pymc_ngvi.fitting import session as begun

@@ -145,12 +145,6 @@ def cholesky_of_product(root: Array) -> Array | None:
     return lower if _exceeds(scaled, ROUNDING) else None
 
 
-def keeps_its_sign(before: Array, step: Array, *, signed: bool = False) -> bool:
-    """Tell whether each entry of ``before + step`` is positive, and more than what rounding leaves of the two."""
-    after = np.abs(before + step) if signed else before + step
-    return bool((after > ROUNDING * np.maximum(np.abs(before), np.abs(step))).all())
-
-
 def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:
     """Solve ``factor x = rhs``, or ``factor^T x = rhs``, for a lower-triangular factor.
 

@@ -27,7 +27,7 @@ from pymc_ngvi.core.sparsity.coloured import slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.rows_given import Pieces
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.loops import vectorised

@@ -23,7 +23,7 @@ from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.families.matrices.sparse.structure import Precisions
+from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.separable import CrossProducts, Separable, derivatives_of

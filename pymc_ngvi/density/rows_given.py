@@ -27,7 +27,7 @@ from pymc_ngvi.core.refusal import NotApart, Reason, Refused
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.families.matrices.sparse.structure import Precisions
+from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs import graph, layout
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised

@@ -23,8 +23,8 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.sparse import SparseStructure, SummedStructure
 
 #: Borders tried at most: those of as many different degrees.
 _N_DEGREES = 24

@@ -3,7 +3,7 @@
 import math
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,8 +23,7 @@ from pymc_ngvi.families.family import (
     Refusal,
     Traits,
 )
-from pymc_ngvi.families.gaussian import DiagonalFamily, FullFamily, FullState, of_tag, with_tag_of
-from pymc_ngvi.families.matrices.structure import LOG_2PI
+from pymc_ngvi.families.gaussian import LOG_2PI, DiagonalFamily, FullFamily, FullState, of_tag, with_tag_of
 from pymc_ngvi.families.sparse import SparseFamily
 
 # --- multivariate Student-t as a scale mixture of Gaussians, with degrees of freedom that are fitted ---
@@ -383,16 +382,6 @@ class MixtureState:
         return np.sum(within, axis=0) + (apart.T * self.weights) @ apart
 
     # --- components ---
-
-    def with_component(self, index: int, component: GaussianState) -> Self:
-        """Return the mixture with one component replaced."""
-        components = list(self.components)
-        components[index] = component
-        return replace(self, components=tuple(components))
-
-    def with_weights(self, log_weights: Array) -> Self:
-        """Return the mixture with other weights, which are normalised."""
-        return replace(self, log_weights=log_weights - logsumexp(log_weights))
 
     def joined(self, component: GaussianState, log_weight: float) -> Self:
         """Return the mixture with one more component of a weight below 1; the others make room in proportion."""

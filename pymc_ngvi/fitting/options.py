@@ -35,11 +35,11 @@ from pymc_ngvi.families import (
     traits_of,
 )
 from pymc_ngvi.families.dissection import cheapest_form, find_blocks, step_seconds, structure_of
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure, SummedStructure
-from pymc_ngvi.families.matrices.structure import Partition
-from pymc_ngvi.families.sparse import WITH_FILL, WITH_SUMS, goes_with
+from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.sparse import WITH_FILL, WITH_SUMS, SparseStructure, SummedStructure, goes_with
 from pymc_ngvi.mixtures import MIXTURE_STEPS
 from pymc_ngvi.steps import STEPS
+from pymc_ngvi.steps.schedule import TOL
 from pymc_ngvi.updates import UPDATES
 
 #: Step rules, those that a family implies among them.
@@ -325,7 +325,7 @@ class FitOptions:
     update: UpdateName | None = None
     estimator: EstimatorName | None = None
     step: StepName | None = None
-    tol: float = 0.05
+    tol: float = TOL
     n_draws: int | None = field(default=None, metadata=_COUNT)
     max_draws: int | None = field(default=None, metadata=_COUNT)
     base_draws: BaseDrawsName | None = None

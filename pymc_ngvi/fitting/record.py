@@ -283,11 +283,6 @@ class FitRecord:
         """What stands against relying on the posterior, in clauses."""
         return self.verdict.failures
 
-    def _what(self) -> str:
-        """Return the family, on which coordinates, and why."""
-        relative = f", reparam={self.reparam!r}" if self.reparam else ""
-        return f"{self.family} family{relative}" + (f": {self.family_reason}" if self.family_reason else "")
-
     @property
     def sentence(self) -> str:
         """What happened: of the status, or of some coordinates; what was not done; what is odd about the data."""
@@ -395,13 +390,15 @@ class FitRecord:
                 f"{work}, {self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
                 f"({self.backend} backend)."
             )
+        relative = f", reparam={self.reparam!r}" if self.reparam else ""
+        what = f"{self.family} family{relative}" + (f": {self.family_reason}" if self.family_reason else "")
         return (
             f"{self.outcome}: ELBO {self.elbo}, "
             f"gap {format_gap(self.gap, ' nats')}, "
             f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
             f"{self._evaluations()}, "
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
-            f"({self._what()}; {self.backend} backend)."
+            f"({what}; {self.backend} backend)."
         )
 
 

@@ -44,6 +44,7 @@ from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.modes.search import Ended, ModeSearch, explored
 from pymc_ngvi.fitting.options import AXES, RULES, FitOptions, check_n
 from pymc_ngvi.fitting.problem import (
+    START_SCALES,
     Problem,
     choose_start,
     large_scales,
@@ -83,7 +84,7 @@ _FARTHEST_LOG = 100.0
 #: determinant is rounding error.
 _MOST_STEPS, _SOLVED, _LEAST_PIVOT = 30, 1e-4, 1e-12
 #: Multiples of the identity that are added to a precision, one after the other, until it has a factor.
-_DAMPINGS = (0.0, 1e-6, 1e-3, 0.1, 1.0, 10.0)
+_DAMPINGS = (0.0, *10.0 ** np.arange(-6.0, 2.0))
 
 
 class Watched:
@@ -358,8 +359,6 @@ def _gaussian_with(state: GaussianState, precision: Array) -> GaussianState:
 MAX_WIDENED = 5
 #: Points at which entries of the Hessian are looked for that exact expectations have and its structure has not.
 _N_LOOKED_AT = 4
-#: Parts of standard deviations to begin with where a Gaussian has left the support.
-_NARROWER = (1.0, 0.1, 0.01)
 #: Said where a fit by quadrature becomes one with draws.
 BY_DRAWS = "Expectations by quadrature do not serve this model: the fit goes on with draws."
 #: Said where the structure of a Hessian is no structure.
@@ -391,7 +390,7 @@ class Begun(NamedTuple):
         logger.info(BY_DRAWS)
         problem, options = problem_by_draws(density, options)
         rule = make_rule(problem.target, options, seed)
-        narrower = [part * sd for part in _NARROWER]
+        narrower = [part * sd for part in START_SCALES[::2]]
         try:
             start = choose_start(rule, problem.family, mean, narrower, density)
         except StartError:  # nor is the mean inside

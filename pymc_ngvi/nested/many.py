@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.types import Array, RowRules
-from pymc_ngvi.families.matrices.sparse.structure import Factors, Precisions
+from pymc_ngvi.families.sparse import Factors, Precisions
 from pymc_ngvi.rows.linear_map import Seen
 from pymc_ngvi.rows.many import ManyRows
 

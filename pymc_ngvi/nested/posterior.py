@@ -22,7 +22,7 @@ from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows, ratios
-from pymc_ngvi.families.matrices.sparse.structure import Factors
+from pymc_ngvi.families.sparse import Factors
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
 from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Hopeless, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked

@@ -34,8 +34,7 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
 from pymc_ngvi.density.expectations import SeenFromRows
-from pymc_ngvi.families.gaussian import LowRankState
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import LowRankState, Partition
 from pymc_ngvi.reading.affine import logp_of
 from pymc_ngvi.rows.expectation import row_slices
 
@@ -362,7 +361,7 @@ class Conditional:
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.structure import Partition
+    >>> from pymc_ngvi.families.gaussian import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional
@@ -550,7 +549,7 @@ class ReparametrisedDensity(OfAllData):
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.matrices.structure import Partition
+    >>> from pymc_ngvi.families.gaussian import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional, ReparametrisedDensity

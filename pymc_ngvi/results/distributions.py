@@ -33,7 +33,7 @@ from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.graphs.layout import Variable
 from pymc_ngvi.marginal.draws import Draws

@@ -409,7 +409,12 @@ _TAME_NATS = 10.0
 def is_near(q: GaussianState, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near the optimum: in nats, and by the whitened errors of means and scales."""
     largest = np.max(np.abs([moments.grad, q.curvature_diagonal(moments.curvature) - 1.0]), initial=0.0)
-    return bool(gap < max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim)) and largest < NEAR_ERROR)
+    return bool(gap < near(q) and largest < NEAR_ERROR)
+
+
+def near(q: GaussianState) -> float:
+    """Return the nats below which a state counts as near the optimum."""
+    return max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim))
 
 
 def secants_serve(q: GaussianState, moments: Moments, gap: float) -> bool:
@@ -424,8 +429,8 @@ def secants_serve(q: GaussianState, moments: Moments, gap: float) -> bool:
 # hand does not fall, smaller ones where it would. What is added here is for Gaussians: near the optimum, secants
 # correct the natural gradient.
 
-#: Steps kept for the secant correction: where it serves only the last stretch, and where it is always needed.
-_N_PAIRS, N_PAIRS_INEXACT = 6, 12
+#: Steps kept for the secant correction.
+N_PAIRS = 12
 #: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
 #: so many of them are looked at on a fixed set before averaging begins.
 _FAST_RATE, _N_LEARNED = 0.15, 6
@@ -596,7 +601,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         pair = Pair(step.direction, change)
         if not trusted(pair, state.q):
             return new
-        return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else N_PAIRS_INEXACT) :])
+        return replace(new, pairs=(*new.pairs, pair)[-N_PAIRS:])
 
     def _has_learned(self, state: AdaptiveState) -> bool:
         return state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)

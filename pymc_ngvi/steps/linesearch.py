@@ -33,12 +33,13 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import ExactEvaluation
 from pymc_ngvi.steps.adaptive import (
-    N_PAIRS_INEXACT,
+    N_PAIRS,
     Growth,
     Pair,
     correct,
     moments_of,
     natural_gradient,
+    near,
     trusted,
 )
 from pymc_ngvi.steps.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
@@ -193,9 +194,8 @@ def _conjugate_gradients(squares: Array, quadratic: Callable[[Array], Array], ri
 
 # --- natural steps by a line search on an ELBO that is exact ---
 
-#: Steps kept for the secant correction where the metric is exact; the gap in nats, and for each
-#: coordinate, below which steps are learned from; part of what its slope promises that a corrected step must gain.
-_N_PAIRS, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 0.5, 5e-3, 0.1
+#: Part of what its slope promises that a corrected step must gain.
+_LEAST_RATIO = 0.1
 #: Part of what the slope promises, from which on a step could have been longer, and the longest.
 _FLAT, _LONGEST = 0.75, 64.0
 #: Part of the tolerance that a converged fit may have left: what is exact may as well be found exactly.
@@ -428,10 +428,10 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         step, gain = found.step, found.gain
         new = self._arrived(state, found)
         after = natural_gradient(step.q, new.moments)
-        pairs, most = state.pairs, _N_PAIRS if state.q.exact_metric else N_PAIRS_INEXACT
+        pairs = state.pairs
         if step.direction is not None and (not state.q.exact_metric or state.moments.gap < near(state.q)):
             pair = Pair(step.direction, gradient - after)
-            pairs = (*pairs, pair)[-most:] if trusted(pair, state.q) else pairs
+            pairs = (*pairs, pair)[-N_PAIRS:] if trusted(pair, state.q) else pairs
         # A quadratic whose curvature is the metric's gains half of what its slope promises; more tells of a plateau.
         is_flat = gain > _FLAT * step.size * slope
         longest = _LONGEST if is_flat and step.size >= 1.0 else 1.0
@@ -468,8 +468,3 @@ def _mixed(state: LineSearchState, rho: float) -> Array | None:
         return None
     curvature = -state.bends.second
     return curvature if state.sites is None else state.sites + rho * (curvature - state.sites)
-
-
-def near(q: GaussianState) -> float:
-    """Return the gap below which steps are learned from."""
-    return _NEAR + _NEAR_PER_DIM * q.n_dim

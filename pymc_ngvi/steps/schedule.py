@@ -563,11 +563,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
         n_sds = 1.0 if self._is_exact(state) else 2.0
         needed = state.n_draws * n_sds * state.moments.floor_sd / (_CERTAIN * self._tol_at(state))
         n_draws = min(n_pooled, max(needed, self._draws_needed(state)), self._max_draws)
-        return int(min(self._rounded(state, n_draws), self._max_draws))
-
-    def _rounded(self, state: S, n_draws: float) -> float:
-        """Return a power of 2."""
-        return float(2.0 ** np.floor(np.log2(n_draws)))
+        return int(2.0 ** np.floor(np.log2(n_draws)))
 
     # --- far from it: many steps on one set -----------------------------------------------------------------------
 
@@ -615,11 +611,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
     def _is_solved(self, state: S) -> bool:
         """Tell whether a set of draws has little more to give: at most its noise."""
-        return state.moments.gap <= max(state.moments.floor, self._solved(state))
-
-    def _solved(self, state: S) -> float:
-        """Return the nats below which a set counts as solved, whatever its noise."""
-        return _SOLVED * self.tolerance.least(state.q)
+        return state.moments.gap <= max(state.moments.floor, _SOLVED * self.tolerance.least(state.q))
 
     def _next_set(self, state: S) -> S:
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
@@ -749,7 +741,7 @@ def is_kinked(q: GaussianState, base: BaseDraws, evaluation: Evaluation, moments
 # --- how many nats a state still lacks, measured on fresh draws, and what speaks against believing it ---
 
 #: Draws of a measurement with Hessians, and from gradients alone.
-_N_HESSIANS, _N_GRADIENTS = 64, 2_048
+N_HESSIANS, N_GRADIENTS = 64, 2_048
 
 
 class Measured(NamedTuple):
@@ -774,13 +766,13 @@ def measured_gap(target: Target, q: GaussianState, rng: np.random.Generator, *, 
     With Hessians where the fit has used them, or where they add little to what it has cost. They miss kinks: where
     gradients show another curvature, a fit by gradients is measured by gradients, and one by Hessians is not believed.
     """
-    cheap = 2 * _N_HESSIANS * target.n_dim <= target.n_gradients
+    cheap = 2 * N_HESSIANS * target.n_dim <= target.n_gradients
     if target.has_hessian and (second_order or cheap):
-        base = sobol_draws(_N_HESSIANS, target.n_dim, rng)
+        base = sobol_draws(N_HESSIANS, target.n_dim, rng)
         measured = measured_at(target, q, base, price.evaluate(target, q, base), price)
         if second_order or measured.against is not Status.NOT_SMOOTH:
             return measured
-    base = sobol_draws(_N_GRADIENTS, target.n_dim, rng)
+    base = sobol_draws(N_GRADIENTS, target.n_dim, rng)
     return measured_at(target, q, base, stein.evaluate(target, q, base), stein)
 
 

@@ -41,6 +41,8 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.estimators import Estimator, evaluation_of, gauss_newton, price, stein
 from pymc_ngvi.steps.adaptive import Adaptive
 from pymc_ngvi.steps.schedule import (
+    N_GRADIENTS,
+    N_HESSIANS,
     ROUNDING,
     TOL,
     UNKNOWN_GAP,
@@ -423,8 +425,6 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
 
 #: Part of the gradients of a fit that a measurement may take.
 _PART = 0.25
-#: Draws, at least and at most.
-_FEWEST, _MOST = 64, 2_048
 
 
 def on_passes(
@@ -439,9 +439,9 @@ def on_passes(
         / n_replicates).
     """
     affordable = _PART * target.n_gradients / target.n_batches
-    if affordable < _FEWEST:
+    if affordable < N_HESSIANS:  # as few as tell anything
         return None
-    base = sobol_draws(min(2 ** int(np.log2(affordable)), _MOST), target.n_dim, rng)
+    base = sobol_draws(min(2 ** int(np.log2(affordable)), N_GRADIENTS), target.n_dim, rng)
     evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, seed_of(rng)))
     # The Hessian that the target knows is that of one batch.
     return measured_at(target, q, base, evaluation, stein, full_metric=False), evaluation, replicates(base)
@@ -555,7 +555,7 @@ def zeros_like(q: GaussianState) -> Parameters:
 # --- step rule `sgd`: stochastic gradient ascent in the coordinates of mean and Cholesky factor, for comparison ---
 
 
-#: Length of the first step, in the smallest standard deviation, where no step size is given.
+#: Standard deviations by which a coordinate moves at most at first, where no step size says it.
 _FIRST_LENGTH = 0.1
 
 
@@ -894,13 +894,13 @@ def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> tu
 #    and T. Moellenhoff (2024). Variational learning is effective for large deep networks. ICML.
 #    https://doi.org/10.48550/arXiv.2402.17641
 
-#: Rate of the mean, 1 being a Newton step; iterations after which it begins to fall, and the exponent.
-_IVON_RATE, _LEVEL, _DECAY = 0.1, 100, 0.7
+#: Iterations after which the rate of the mean begins to fall, and the exponent.
+_LEVEL, _DECAY = 100, 0.7
 #: The rate of the precision is the first number divided by t plus the second: a mean that forgets the start.
 _WEIGHT, _FIRST = 3.0, 30
-#: Standard deviations by which a coordinate of the mean moves, at most, at first; what becomes of that where the ELBO
-#: still rises along the last step, at this part of its slope before it, and where it does not.
-_LONGEST, _GROWTH, _STILL, _SHRINKAGE = 0.1, 1.1, 0.5, 0.5
+#: What becomes of the longest move of a coordinate where the ELBO still rises along the last step, at this part of its
+#: slope before it, and where it does not.
+_GROWTH, _STILL, _SHRINKAGE = 1.1, 0.5, 0.5
 #: The weight of iterate t in the result is proportional to t to this power, less 1.
 _LATE = 5.0
 
@@ -926,19 +926,18 @@ class Memory:
     def next_longest(self, gradient: Array) -> float:
         """Return how far coordinates may move next, by the gradient after the last step."""
         if float(gradient @ self.step) < _STILL * self.slope:
-            return max(_SHRINKAGE * self.longest, _LONGEST)
+            return max(_SHRINKAGE * self.longest, _FIRST_LENGTH)
         return _GROWTH * self.longest if self.is_limited else self.longest
 
 
 class IVON(Stochastic[Memory]):
     """Momentum for the mean, slow averages of noisy curvatures; options as for `Stochastic`.
 
-    ``step_size`` is the rate of the mean, .1 by default; with ``step_decay`` kappa, .7 by default, it is divided by
-    (1 + t/100)^kappa.
+    ``step_size`` is the rate of the mean, 1 being a Newton step, .1 by default; with ``step_decay`` kappa, .7 by
+    default, it is divided by (1 + t/100)^kappa.
     """
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
-    default_step_size: ClassVar[float] = _IVON_RATE
     default_step_decay: ClassVar[float] = _DECAY
     default_path_draws: ClassVar[int | None] = N_REPLICATES
 
@@ -946,7 +945,7 @@ class IVON(Stochastic[Memory]):
         if not moments.is_finite():
             return None
         old = state.iterate
-        before = state.memory or Memory(np.zeros(old.n_dim), 0, np.zeros(old.n_dim), 0.0, _LONGEST)
+        before = state.memory or Memory(np.zeros(old.n_dim), 0, np.zeros(old.n_dim), 0.0, _FIRST_LENGTH)
         t = before.n_steps
         # Single draws have wild curvatures, whose squares would make precisions much too large.
         of_precision = _WEIGHT / (_FIRST + t)

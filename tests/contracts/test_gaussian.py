@@ -21,12 +21,12 @@ from pymc_ngvi.families import (
     FullPrecisionState,
     FullState,
     SparseFamily,
+    kernels,
 )
 from pymc_ngvi.families.dissection import find_blocks, find_filled, step_flops
-from pymc_ngvi.families.matrices.sparse import kernels
-from pymc_ngvi.families.matrices.sparse.fronts import SparseCholesky, fronts_of
-from pymc_ngvi.families.matrices.sparse.structure import Precisions, SparseStructure, SummedStructure
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.fronts import SparseCholesky, fronts_of
+from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.sparse import Precisions, SparseStructure, SummedStructure
 from pymc_ngvi.steps.adaptive import moments_of, natural_gradient
 from pymc_ngvi.updates import UPDATES
 
@@ -647,8 +647,8 @@ import numpy as np
 import pymc_ngvi
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families.matrices.sparse.fronts import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.fronts import fronts_of
+from pymc_ngvi.families.fronts import SparseCholesky
+from pymc_ngvi.families.fronts import fronts_of
 
 assert "numba" not in sys.modules
 if "no cache" in sys.argv:

@@ -11,7 +11,7 @@ from scipy.special import expit
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import conditional as guide
 from pymc_ngvi.density.conditional import quadratic_guide
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.reparam import reparametrised
 
 GROUP = np.repeat(np.arange(4), [1, 2, 5, 3])

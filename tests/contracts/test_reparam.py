@@ -14,8 +14,8 @@ from scipy.linalg import solve_triangular
 from pymc_ngvi import LogDensity, NGVIApproximation, fit_ngvi
 from pymc_ngvi.core.types import GaussNewtonTarget
 from pymc_ngvi.families import DiagonalState, FullState, SparseFamily
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.reparam import PushforwardState, reparametrised
 
 # Groups of 1, 3, 6, 2 and 4 observations.
@@ -523,7 +523,7 @@ def test_small_hierarchical_models_can_be_reparametrised():
     """Nine dimensions: too few for a coloured Hessian to pay, but the groups are there."""
     relative, plain = relative_schools(), fit_ngvi(model=eight_schools(), random_seed=1, progressbar=False)
     assert relative.converged
-    assert relative.q.gaussian.structure.partition.n_border == 2
+    assert len(relative.q.gaussian.structure.fronts.globals_) == 2
     # Given mu and tau, effects are Gaussian: only the globals are left to be approximated.
     assert relative.elbo.value > plain.elbo.value + 0.05
     assert "7 independent blocks" in str(relative.structure)

@@ -14,8 +14,8 @@ from pymc_ngvi import ConvergenceWarning
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, SparseFamily, SparseState
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.mixtures.finite.trust_region import evaluate_mixture, local_component, split
 
 LABELS = {
@@ -137,7 +137,7 @@ def test_components_are_as_sparse_as_the_model():
         few = fit(groups(4), 1, n_components=1, n=3)
         named = fit(groups(300), 1, n_components=1, components="diagonal", n=3)
     assert all(isinstance(c, SparseState) for c in approx.q.components)
-    assert approx.q.components[0].structure.partition.n_border == 2
+    assert len(approx.q.components[0].structure.fronts.globals_) == 2
     assert isinstance(few.q.components[0], FullState)
     assert isinstance(named.q.components[0], DiagonalState)
 

@@ -21,8 +21,8 @@ from targets import (
 from pymc_ngvi import Status
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, FullState, SparseFamily
-from pymc_ngvi.families.matrices.sparse.structure import SparseStructure
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.options import choose
 from pymc_ngvi.steps.stochastic import Decay, Stochastic, Windows

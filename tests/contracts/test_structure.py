@@ -6,7 +6,7 @@ import pytest
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families.matrices.structure import Partition
+from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.results.structure import ModelStructure
 

@@ -298,7 +298,7 @@ def points_for(
     sets = []
     if len(prior) >= _LEAST_PRIOR:
         between = np.ptp(np.quantile(prior, _QUARTILES, axis=0), axis=0)
-        sets.append((prior, np.maximum(between / np.ptp(ndtri(_QUARTILES)), 1e-12)))
+        sets.append((prior, np.maximum(between / np.ptp(ndtri(_QUARTILES)), linalg.TINY)))
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
         for width in WIDER:  # of t distributions about the fit
@@ -517,7 +517,7 @@ class ModeSearch:
             return None
         n_climbs = min(n_climbs, _MOST_CLIMBS)
         n_looked = min(int(0.5 * _OF_CLIMBS * seconds / each), _MOST_LOOKED)
-        n_fits = int(np.clip((1.0 - _OF_CLIMBS) * seconds / max(of_fit, 1e-9), 1, _MOST_FITS))
+        n_fits = int(np.clip((1.0 - _OF_CLIMBS) * seconds / max(of_fit, linalg.TINY), 1, _MOST_FITS))
         takes = (n_climbs * of_climb + n_looked) * each
         show(text := f"Looking for other modes: {in_words(takes)}")
         if takes >= _LONG or takes >= max(_SAID, of_fit):

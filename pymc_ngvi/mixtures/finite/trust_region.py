@@ -378,7 +378,7 @@ def without_idle(q: MixtureState, evaluation: MixtureEvaluation, tol: float) -> 
         rest = which[which != c]
         rewards = _rewards(fewer, evaluation, rest)
         if np.isfinite(rewards).all():  # others may take over what it had
-            fewer = fewer.with_weights(fewer.log_weights + rewards)
+            fewer = MixtureState.of(fewer.components, fewer.log_weights + rewards)
         elbo = _sum(fewer.weights, list(_rewards(fewer, evaluation, rest)))
         if elbo >= evaluation.elbo - tol:
             kept, which = fewer, rest
@@ -979,4 +979,4 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
     halves = [replace(scaled[0], location=whole.location + sign * step) for sign in (1.0, -1.0)]
     log_weights = np.append(q.log_weights, q.log_weights[c])
     log_weights[[c, -1]] -= np.log(2.0)
-    return MixtureState.of([*q.with_component(c, halves[0]).components, halves[1]], log_weights)
+    return MixtureState.of([*q.components[:c], halves[0], *q.components[c + 1 :], halves[1]], log_weights)

@@ -352,7 +352,7 @@ def _run(kernel: str, fronts: Fronts, *args: Any) -> Any:
     To import Numba takes half a second, which small dense models need not wait for.
     """
     with no_collections(), _blas().limit(limits=1, user_api="blas") if fronts.n_products > LARGE else nullcontext():
-        from pymc_ngvi.families.matrices.sparse import kernels
+        from pymc_ngvi.families import kernels
 
         return getattr(kernels, kernel)(*args)
 

@@ -1,1 +1,0 @@
-"""Sparse symmetric matrices of any pattern: elimination orders, Cholesky factors, parts of the inverse."""
