@@ -402,6 +402,8 @@ class LogDensity(ModelDensity):
         Options of ``pytensor.function``.
     factors : callable, optional
         From the model to the factors that log p is the sum of. Default: all of them.
+    checks_derivatives : bool, default True
+        Whether to see at once that all derivatives can be had. Rows are read for it, which draws alone need not.
 
     Attributes
     ----------
@@ -436,6 +438,7 @@ class LogDensity(ModelDensity):
         compile_kwargs: Mapping[str, object] | None = None,
         *,
         factors: Callable[[pm.Model], Sequence[Factor]] | None = None,
+        checks_derivatives: bool = True,
     ) -> None:
         check_backend(backend, compile_kwargs)
         backend = _named(backend)
@@ -462,7 +465,7 @@ class LogDensity(ModelDensity):
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large
         )
         self.by_rows, self._n_by_rows = ByRows(self.graphs, self.functions, self.info.start), 0
-        if self.graphs.forward is None and self._pointwise is None:
+        if checks_derivatives and self.graphs.forward is None and self._pointwise is None:
             self.graphs.raw_grad  # noqa: B018 (made once; raises MissingDerivativeError)
         self.functions.seconds = time.perf_counter() - began
 

@@ -46,7 +46,7 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
             density: Any = ElsewhereDensity(old, "its priors are others than those of the models of its data")
             cure = f"Fit {where} these priors."
         else:
-            density = LogDensity(new.changed_model, backend=old.backend)
+            density = LogDensity(new.changed_model, backend=old.backend, checks_derivatives=False)
             cure = 'Fit the model with these priors: pm.fit(method="ngvi", model=found.model).'
             theta = _in_coordinates_of(density, posterior, new, made.theta)
     what = f"Posterior with other priors of {', '.join(f'`{name}`' for name in new.names)}."

@@ -717,7 +717,7 @@ def _with_all_rows(
         of_bambi, frame = rows.of_bambi
         frame = pd.concat([of_bambi._response_component.response.data, frame]) if has_rows else frame
         model = rows_of_bambi(posterior, of_bambi, frame, observed=True).model
-    density: Any = LogDensity(model, backend=posterior.density.backend)
+    density: Any = LogDensity(model, backend=posterior.density.backend, checks_derivatives=False)
     if not has_rows:
         density = ElsewhereDensity(density, "the rows of the fit are not there")
     if has_rows and density.layout.variables == posterior.layout.variables:
