@@ -1,9 +1,7 @@
 """Compiled derivatives, up to the third, of a log density that guides a reparametrisation: one direction for each draw.
 
 The modes of local coordinates given global ones, and the adjoint of their curvature, need derivatives of the *guide*:
-the log density of the model itself, or another function of the same variables, given the data at the time. All but the
-last derivative are by variables with local coordinates alone: what depends on global ones only, the priors of scales
-and of correlations for instance, is in none of these graphs.
+the log density of the model itself, or another function of the same variables, given the data at the time.
 """
 
 from collections.abc import Callable
@@ -15,8 +13,7 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.compile import Function, SharedVariable, ViewOp
-from pytensor.gradient import DisconnectedType
-from pytensor.graph import Variable, graph_inputs, graph_replace, vectorize_graph
+from pytensor.graph import Variable, graph_inputs, graph_replace
 from pytensor.scalar import Cast, Exp, Identity, Sigmoid
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.basic import BernoulliRV, NormalRV, PoissonRV
@@ -26,12 +23,14 @@ from pytensor.xtensor.type import XTensorType, as_xtensor
 from pytensor.xtensor.vectorization import XRV, XElemwise
 from scipy.special import expit, logit
 
+from pymc_ngvi.core.sparsity.coloured import slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.rows_given import Pieces
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.loops import vectorised
 from pymc_ngvi.reading.affine import logp_of
 from pymc_ngvi.reading.terms import ROUNDING
 
@@ -197,44 +196,38 @@ _KINDS: dict[type, _Likelihood] = {
 }
 
 
-#: Arrays of directions that each function takes.
-_N_DIRECTIONS = {"slopes": 1, "through": 1, "third": 2}
-
-
 class GuideFunctions:
-    """Derivatives of a guide along local directions, batched over pairs of a draw and a direction.
+    """Derivatives of a guide along local directions, batched over pairs of a draw and a direction, (n_rows, n_dim).
 
-    Directions, (n_rows, n_dim), are 0 in the coordinates of the border.
+    Directions are 0 in the coordinates of the border.
     """
 
     def __init__(
         self, density: LogDensity, structure: Partition, guide: Variable | None = None, order: int = 3
     ) -> None:
-        self.density = density
-        self.is_exact = guide is None
+        self.density, self.is_exact = density, guide is None
         self._functions: dict[str, Function] = {}
-        local = set(structure.locals_.tolist())
-        names = [v.name for v in density.layout.variables if not local.isdisjoint(range(v.where.start, v.where.stop))]
+        n, local = density.n_dim, np.sort(structure.locals_)
+        #: Local coordinates, and the others.
+        self._where = [local, np.setdiff1d(np.arange(n), local)]
+        inner, border, right, left = (
+            pt.vector(dtype="float64", shape=(len(self._where[k]),)) for k in (False, True, False, False)
+        )
+        simplify, self._inputs = density.graphs.simplify, [inner, border, right, left]
         with density.functions.timed(), without_c():
             outputs = [logp_of(density.graphs.factors) if guide is None else guide]
             shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
             constants = {v: _constant(v) for v in shared if isinstance(v.type, TensorType | XTensorType)}
-            [guide] = list(graph_replace(outputs, constants, strict=False)) if constants else outputs
-            self._pieces = _Pieces(density.layout, "theta")
-            self._left, self._right = _Pieces(density.layout, "left"), _Pieces(density.layout, "right")
-            [f] = graph.on_flat_vector(density.model, density.layout, [guide], self._pieces)
-            [f] = density.graphs.simplify([f])
-            slopes = density.graphs.simplify(self._derivatives(f, names))
-            along = self._inner(slopes, self._right, names)
-            products = density.graphs.simplify(self._derivatives(along, names))
-            # Of each function, its results, in variables whose parts are the outputs one after the other.
-            self._variables, self._graphs = {"slopes": [names, names]}, {"slopes": [*slopes, *products]}
+            outputs = list(graph_replace(outputs, constants, strict=False)) if constants else outputs
+            pieces = Pieces(self._where[1], n, border, inner)
+            [f] = simplify(graph.on_flat_vector(density.model, density.layout, outputs, pieces))
+            [slopes] = simplify([graph.gradient(f, inner)])
+            [product] = simplify([graph.hessian_product(slopes, inner, right)])
+            #: Of each function, its results, local parts first; those of the border where they are asked for.
+            self._graphs = {"slopes": [[slopes], [product]]}
             if order == 3:
-                everything = list(self._pieces.by_name)
-                curvature = self._inner(products, self._left, names)
-                for name, cost in (("through", along), ("third", curvature)):
-                    self._variables[name] = [everything]
-                    self._graphs[name] = density.graphs.simplify(self._derivatives(cost, everything))
+                for name, cost in (("through", (slopes * right).sum()), ("third", (product * left).sum())):
+                    self._graphs[name] = [simplify([graph.gradient(cost, by) for by in (inner, border)])]
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -253,83 +246,31 @@ class GuideFunctions:
         """Return the gradient of ``left^T hess right`` with constant directions, row by row, (n_rows, n_dim)."""
         return self._evaluate("third", theta, right, left)[0]
 
-    # --- evaluation ---
-
-    def _evaluate(self, name: str, *arguments: Array) -> list[Array]:
-        n_rows, size = len(arguments[0]), self.density.batch_size
-        function = self._function(name)
-        results = [np.zeros_like(arguments[0]) for _ in self._variables[name]]
-        parts = [
-            result[:, self._pieces.where[v]]
-            for result, names in zip(results, self._variables[name], strict=True)
-            for v in names
-        ]
-        for start in range(0, n_rows, size):
-            rows = slice(start, min(start + size, n_rows))
-            inputs = [self.density.functions.filled_up(np.ascontiguousarray(a[rows])) for a in arguments]
+    def _evaluate(self, name: str, theta: Array, *directions: Array) -> list[Array]:
+        if name not in self._functions:
+            self._functions[name] = self._compiled(name, 2 + len(directions))
+        results = [np.zeros_like(theta) for _ in self._graphs[name]]
+        local, fill = self._where[0], self.density.functions.filled_up
+        inputs = [*(theta[:, at] for at in self._where), *(along[:, local] for along in directions)]
+        for rows in slices(len(theta), self.density.batch_size):
             with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees it
-                outputs = function(*inputs)
-            for part, output in zip(parts, outputs, strict=True):
-                part[rows] = np.asarray(output)[: rows.stop - rows.start]
+                outputs = iter(self._functions[name](*[fill(np.ascontiguousarray(a[rows])) for a in inputs]))
+            for result, graphs in zip(results, self._graphs[name], strict=True):
+                for at, output in zip(self._where, [next(outputs) for _ in graphs], strict=False):
+                    result[rows, at] = np.asarray(output)[: rows.stop - rows.start]
         return results
 
-    def _function(self, name: str) -> Function:
-        if name not in self._functions:
-            with self.density.functions.timed():
-                with without_c():
-                    n_dim = self.density.n_dim
-                    pieces = [self._pieces, self._right, self._left][: 1 + _N_DIRECTIONS[name]]
-                    vectors = [pt.vector(p.what, dtype="float64", shape=(n_dim,)) for p in pieces]
-                    slices = {
-                        piece: vector[p.where[key]]
-                        for p, vector in zip(pieces, vectors, strict=True)
-                        for key, piece in p.by_name.items()
-                    }
-                    outputs = graph.inline_inner_graphs(list(graph_replace(self._graphs[name], slices, strict=False)))
-                    matrices = [pt.matrix(p.what, dtype="float64", shape=(None, n_dim)) for p in pieces]
-                    batched = vectorize_graph(outputs, dict(zip(vectors, matrices, strict=True)))
-                    # What depends on no input comes back without the axis.
-                    n_rows = matrices[0].shape[0]
-                    outputs = [b if b.type.ndim == 2 else pt.broadcast_to(b, (n_rows, b.shape[0])) for b in batched]
-                self._functions[name] = self.density.functions.compile(matrices, outputs)
-        return self._functions[name]
-
-    # --- graphs ---
-
-    def _derivatives(self, cost: Variable, names: list[str]) -> list[Variable]:
-        """Return the derivatives of a scalar by the pieces of some variables, with constant directions."""
-        wrt = [self._pieces.by_name[name] for name in names]
-        constants = [*self._left.by_name.values(), *self._right.by_name.values()]
-        try:
-            results = pt.grad(cost, wrt, consider_constant=constants, disconnected_inputs="ignore")
-        except (NotImplementedError, TypeError, AttributeError) as error:
-            raise graph.MissingDerivativeError(
-                f"A derivative of this model's log density, of the first to third order, can't be formed: {error}. A "
-                "reparametrisation needs them. Rewrite that term with differentiable functions, or fit without reparam."
-            ) from error
-        return [
-            pt.zeros_like(x) if isinstance(d.type, DisconnectedType) else d for d, x in zip(results, wrt, strict=True)
-        ]
-
-    def _inner(self, vectors: list[Variable], directions: "_Pieces", names: list[str]) -> Variable:
-        terms = [(v * directions.by_name[name]).sum() for v, name in zip(vectors, names, strict=True)]
-        return pt.add(pt.constant(0.0), *terms)
-
-
-class _Pieces:
-    """A flat vector as one vector for each variable: what depends on some of them alone can be told."""
-
-    def __init__(self, layout: Layout, what: str) -> None:
-        self.what = what
-        self.where = {v.name: v.where for v in layout.variables}
-        self.by_name = {
-            v.name: pt.vector(f"{what}:{v.value_name}", dtype="float64", shape=(v.size,)) for v in layout.variables
-        }
-        self._by_place = {(v.where.start, v.where.stop): self.by_name[v.name] for v in layout.variables}
-
-    def __getitem__(self, where: slice) -> Variable:
-        """Return the piece of one variable, by its place in the flat vector."""
-        return self._by_place[where.start, where.stop]
+    def _compiled(self, name: str, n_inputs: int) -> Function:
+        with self.density.functions.timed():
+            given = self._inputs[:n_inputs]
+            matrices = [pt.matrix(dtype="float64", shape=(None, *var.type.shape)) for var in given]
+            with without_c():
+                outputs = [var for graphs in self._graphs[name] for var in graphs]
+                batched = vectorised(outputs, dict(zip(given, matrices, strict=True)))
+                # What depends on no input comes back without the axis.
+                n_rows = matrices[0].shape[0]
+                batched = [b if b.type.ndim == 2 else pt.broadcast_to(b, (n_rows, b.shape[0])) for b in batched]
+            return self.density.functions.compile(matrices, batched)
 
 
 def _constant(shared: Variable) -> Variable:

@@ -4,7 +4,7 @@ import math
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
@@ -347,16 +347,6 @@ class Functionals:
     #: Those of the last group, where that is of linear predictors.
     of_predictors: "Columns | None" = None
 
-    def only_predictors(self) -> "Functionals":
-        """Return the linear predictors alone."""
-        groups = tuple(group for group in self.groups if group.name == PREDICTORS)
-        return replace(self, groups=groups, seconds=0.0)
-
-    def without_predictors(self) -> "Functionals | None":
-        """Return all others; None where there are none."""
-        groups = tuple(group for group in self.groups if group.name != PREDICTORS)
-        return replace(self, groups=groups, of_predictors=None) if groups else None
-
     @property
     def is_whole(self) -> NDArray[np.bool_]:
         """Which columns are a sum, or all that there is of a quantity."""
@@ -384,12 +374,8 @@ class Functionals:
             return "Deterministics"
         return PREDICTORS if len(names) == 1 else f"Deterministics and {PREDICTORS}"
 
-    def in_words(self) -> str:
-        """Return how many there are, as they are compared."""
-        return f"{self.of_elements()}, before and after"
-
     def of_elements(self) -> str:
-        """Return how many there are."""
+        """Return how many there are, in words."""
         named = [f"{PREDICTORS}" if g.name == PREDICTORS else f"`{g.name}`" for g in self.groups]
         names = ", ".join(named[:_N_NAMED]) + (f" and {len(named) - _N_NAMED} more" if len(named) > _N_NAMED else "")
         sums = ", and sums" if any(g.has_sum for g in self.groups) else ""

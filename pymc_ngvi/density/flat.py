@@ -33,7 +33,7 @@ from pymc_ngvi.graphs.backends import (
 )
 from pymc_ngvi.graphs.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
 from pymc_ngvi.graphs.layout import Layout
-from pymc_ngvi.graphs.loops import hold_by_rows, hold_matrices
+from pymc_ngvi.graphs.loops import hold_by_rows
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.reading.affine import Factor
@@ -141,7 +141,7 @@ class FlatGraphs:
 
     def on_flat_vector(self, outputs: Outputs) -> Outputs:
         """Return functions of the value variables as functions of theta, on the minibatch in use."""
-        outputs = hold_matrices(hold_by_rows(self.minibatches.hold(outputs), self.minibatches.rows))
+        outputs = hold_by_rows(self.minibatches.hold(outputs), self.minibatches.rows)
         return graph.on_flat_vector(self.model, self.layout, outputs, self.theta)
 
     def simplify(self, outputs: Outputs) -> Outputs:

@@ -1,6 +1,5 @@
 """Loops and recursions: all draws take each step together, and what is written out step by step stays small."""
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import reduce
@@ -17,38 +16,12 @@ from pytensor.scan.op import Scan, ScanInfo
 from pytensor.tensor.basic import Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Dot
 from pytensor.tensor.special import LogAddExp, LogSumExp
 from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, inc_subtensor, indices_from_subtensor
 from pytensor.tensor.variable import TensorConstant
 
-from pymc_ngvi.core.sizes import AT_ONCE, STREAMED
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.graphs.rewrites import copy_of, inline_inner_graphs, rewritten
-
-# --- large known matrices, held where PyTensor does not look at their elements ---
-
-
-def hold_matrices(outputs: list[Variable]) -> list[Variable]:
-    """Make shared variables of large constants that do nothing but multiply.
-
-    To simplify a graph, PyTensor compares each element of a constant with the others, sums them up, looks for NaN, and
-    copies what is transposed: as long as a whole evaluation, and as much memory as the data. What is made of other
-    constants is computed once, beforehand, and stays one.
-    """
-    clients: defaultdict[Variable, list[Apply]] = defaultdict(list)
-    for node in toposort(outputs):
-        for var in node.inputs:
-            clients[var].append(node)
-    held: dict[tuple[object, ...], Variable] = {}
-    found = {}
-    for var in clients:
-        if isinstance(var, TensorConstant) and var.data.size >= STREAMED and _multiplies(var, clients):
-            data = var.data
-            place = data.__array_interface__["data"], data.shape, data.strides, data.dtype
-            if place not in held:  # the same array, used twice
-                held[place] = pytensor.shared(data, borrow=True, shape=data.shape)
-            found[var] = held[place]
-    return list(graph_replace(outputs, found, strict=False)) if found else outputs
 
 
 def hold_by_rows(outputs: list[Variable], indices: Collection[Variable]) -> list[Variable]:
@@ -63,18 +36,6 @@ def hold_by_rows(outputs: list[Variable], indices: Collection[Variable]) -> list
             if isinstance(var, TensorConstant) and var.type.ndim > 1:
                 found[var] = pytensor.shared(np.ascontiguousarray(var.data), borrow=True, shape=var.data.shape)
     return list(graph_replace(outputs, found, strict=False)) if found else outputs
-
-
-def _multiplies(var: Variable, clients: defaultdict[Variable, list[Apply]]) -> bool:
-    """Tell whether a matrix, or its transpose, is multiplied with others, and nothing else done to it."""
-    if var.type.ndim != 2 or not np.issubdtype(var.type.dtype, np.floating):
-        return False
-    for node in clients[var]:
-        op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
-        turned = isinstance(op, DimShuffle) and _multiplies(node.outputs[0], clients)
-        if not (isinstance(op, Dot) or turned):
-            return False
-    return bool(clients[var])
 
 
 #: Nodes of a log density beyond which rewriting all that is made of it takes longer than it saves: about 5 ms for each

@@ -48,7 +48,6 @@ from pymc_ngvi.posteriors.plan import Plan
 from pymc_ngvi.results.contrasts import Settings, averages
 from pymc_ngvi.results.diagnosis import Diagnosis
 from pymc_ngvi.results.diagnosis.diagnose import (
-    SUMMARY,
     log_ratio_of,
     own_generator,
     requested_diagnosis,
@@ -1023,7 +1022,7 @@ class NGVIApproximation(Approximation):
             return known
         if why := self._posterior.why_not_judged:
             return known if self._next_step is not None else replace(known, open=why)
-        return self._judged_by(standing_diagnosis(self._posterior, self._kept, SUMMARY)).checks
+        return self._judged_by(standing_diagnosis(self._posterior, self._kept)).checks
 
     def chains(self, random_seed: Seed = None) -> xr.DataTree:
         """Return the chains of a moved posterior, as they were moved: many short ones.

@@ -49,7 +49,7 @@ from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.diagnosis.diagnose import SUMMARY, standing_diagnosis
+from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Kept
 
 logger = logging.getLogger("pymc.ngvi")
@@ -656,11 +656,11 @@ def _by_name(kind: str, reason: Unavailable) -> Unavailable:
 
 
 def _is_off(gaussian: NGVIApproximation) -> bool:
-    """Tell whether a Gaussian fit is found to be unreliable, within the budget of a summary, or is under way."""
+    """Tell whether a Gaussian fit is found to be unreliable, within the budget of a diagnosis, or is under way."""
     if gaussian.density.why_in_part:
         return False
     is_paused = gaussian.record is not None and gaussian.record.status is Status.PAUSED
-    return is_paused or standing_diagnosis(gaussian._posterior, Kept(), SUMMARY).verdict is Word.NOT_RELIABLE
+    return is_paused or standing_diagnosis(gaussian._posterior, Kept()).verdict is Word.NOT_RELIABLE
 
 
 def _rank(state: PoolState) -> tuple[bool, bool, float]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -357,6 +358,10 @@ class Distribution:
         """Return draws with the weights that it keeps of them, worth ``n`` as far as that can be had."""
         return Draws.of_equal_weight(self.draw(n, rng))
 
+    def sources(self, theta: Array) -> NDArray[np.intp]:
+        """Return numbers, (n,), that are equal for draws that are not independent."""
+        return np.arange(len(theta))
+
     # --- moments ---
 
     def mean(self) -> Array:
@@ -546,7 +551,18 @@ class PoolDistribution(Distribution):
         """Return draws of equal weight."""
         return self.q.draw(n, rng)
 
-    base = draw_matched = draw
+    draw_matched = draw
+
+    def base(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws of what there is: not more than these are worth, where more would be repetitions."""
+        if not self.q.rest.n_parts:
+            n = min(n, math.ceil(self.q.rest.effective_size(self.q.effective_size)))
+        return self.q.draw(n, rng, enlarges=False)
+
+    def sources(self, theta: Array) -> NDArray[np.intp]:
+        """Return numbers, (n,), that are equal where globals are."""
+        g = np.ascontiguousarray(theta[:, self.q.globals_])
+        return np.unique(g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0], return_inverse=True)[1]
 
     def log_density(self, theta: Array) -> None:
         """Return None: it is not known."""
@@ -598,9 +614,7 @@ class PoolDistribution(Distribution):
 
         And the effective sizes of the pool, and of its globals.
         """
-        g = np.ascontiguousarray(theta[:, self.q.globals_])
-        rows = g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0]
-        number, log_weight = np.unique(rows, return_inverse=True)[1], self.q.rest.weight_of(self.q, theta)
+        number, log_weight = self.sources(theta), self.q.rest.weight_of(self.q, theta)
         stats: dict[str, NDArray[Any]] = {"global_draw": number}
         stats |= {} if log_weight is None else {"log_weight": log_weight}
         attrs = {

@@ -24,7 +24,6 @@ from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.marginal.weighted import WEIGHTED
 from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
 from pymc_ngvi.results.diagnosis.diagnose import (
-    SUMMARY,
     budget_of,
     log_ratio_of,
     own_generator,
@@ -54,7 +53,7 @@ def verdict_on(
     lines.append(str(verdict))
     if khat_draws is not None and not posterior.why_not_judged:
         of_fit, weighted = khat_draws == N_WEIGHED, q.kept_log_weights() is not None
-        n = budget_of(posterior, SUMMARY).n_weights if of_fit else khat_draws
+        n = budget_of(posterior).n_weights if of_fit else khat_draws
         if n or weighted:
             new = None if of_fit else np.random.default_rng(seed)
             ratio = own_log_ratio(posterior, kept, n) if of_fit else log_ratio_of(posterior, kept, n, new)

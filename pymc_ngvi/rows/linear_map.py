@@ -4,22 +4,18 @@ import functools
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.linalg.blas import dtrmm
 
 from pymc_ngvi.core.batch import Batch
-from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.types import Array, Spread
-from pymc_ngvi.rows.expectation import row_slices
 
 #: Share of the rows from which on a column is kept as a dense one.
 _DENSE = 0.2
@@ -423,59 +419,6 @@ class ManyMaps:
 _MOST_PRODUCTS = 20_000_000
 
 
-class _DenseRows(NamedTuple):
-    """Rows of the dense columns of X: those that have many entries, and those that are one coordinate, or none."""
-
-    #: shape (n_many,).
-    many: NDArray[np.intp]
-    #: Of these rows; shape (n or 1, n_many, n_dense).
-    values: Array
-    #: shape (n_single,).
-    single: NDArray[np.intp]
-    #: Where the entry of each other row is, and its square; shape (n or 1, n_single).
-    column: NDArray[np.intp]
-    square: Array
-
-    @classmethod
-    def of(cls, dense: Array) -> "_DenseRows":
-        """Return those of dense columns, (n or 1, n_predictors, n_dense)."""
-        has_many = (np.count_nonzero(dense, axis=2) > 1).any(axis=0)
-        many, single = np.flatnonzero(has_many), np.flatnonzero(~has_many)
-        others = dense[:, single]
-        column = np.argmax(others != 0.0, axis=2)
-        square = np.take_along_axis(others, column[:, :, None], axis=2)[:, :, 0] ** 2
-        return cls(many, dense[:, consecutive(many)], single, column, square)
-
-    def variances(self, covariance: Array) -> Array:
-        """Return the variances of predictors, (n, n_predictors), from the covariances of the columns' coordinates."""
-        n, p = len(covariance), covariance.shape[1]
-        result: Array = np.empty((n, len(self.many) + len(self.single)))
-        root = cholesky(covariance[0]) if n == 1 else None
-        for rows in row_slices(len(self.many), max(1, STREAMED // (n * p))):
-            values = self.values[:, rows]
-            if root is not None:  # half of the work
-                half = dtrmm(1.0, root, values[0].T, trans_a=1, lower=1)
-                result[0, self.many[rows]] = np.einsum("ij,ij->j", half, half)
-                continue
-            left = np.matmul(values, covariance)
-            result[:, self.many[rows]] = np.einsum("nrp,nrp->nr", left, np.broadcast_to(values, left.shape))
-        each = np.arange(n)[:, None]
-        result[:, self.single] = self.square * covariance[each, self.column, self.column]
-        return result
-
-    def gram(self, weights: Array) -> Array:
-        """Return X^T W X among these columns, (n, n_dense, n_dense), of diagonal W, (n, n_predictors)."""
-        of_many = weights[:, self.many, None]
-        if (of_many >= 0.0).all():  # then it is a product with itself, which takes half as long
-            root = np.sqrt(of_many) * self.values
-            result: Array = np.matmul(np.swapaxes(root, 1, 2), root)
-        else:
-            result = np.matmul(np.swapaxes(self.values, 1, 2), of_many * self.values)
-        each = np.arange(len(weights))[:, None]
-        np.add.at(result, (each, self.column, self.column), weights[:, self.single] * self.square)
-        return result
-
-
 class Entries:
     """Entries of symmetric matrices by x that rows ask for: of its covariance, and of its precision."""
 
@@ -501,7 +444,6 @@ class Entries:
         self._sums = Sparsity(starts, np.searchsorted(every, codes), len(every))
         self._first, self._second = (np.concatenate([part[k] for part in parts]) for k in (1, 2))
         self._ends = np.cumsum([0, *map(len, pairs)])
-        self._is_plain = len(columns) > 0 and not len(used) and all((p[:, 0] == p[:, 1]).all() for p in pairs)
         self.is_off = self.rows != self.cols
 
     @property
@@ -523,10 +465,6 @@ class EntriesAt:
     maps: ManyMaps
     sums: sparse.csr_array
 
-    @functools.cached_property
-    def _rows(self) -> _DenseRows:
-        return _DenseRows.of(self.maps.dense)
-
     def covariances(self, values: Array) -> list[Array]:
         """Return the covariances of each list of pairs, (n, n_pairs), from entries of those of x, (n, n_entries)."""
         own, maps = self.entries, self.maps
@@ -536,11 +474,6 @@ class EntriesAt:
         if not len(own._columns):
             return result
         among = values[:, own._among]
-        if own._is_plain:
-            variances = self._rows.variances(among)
-            for total, pair in zip(result, own.pairs, strict=True):
-                total += variances[:, consecutive(pair[:, 0])]
-            return result
         left = np.matmul(maps.dense, among)  # (n, n_predictors, n_dense)
         beside = None
         if len(own._used):
@@ -563,9 +496,7 @@ class EntriesAt:
         n = len(maps)
         result = np.asarray(self.sums.T @ np.concatenate(weights, axis=1).ravel()).reshape(n, -1)
         result[:, own.is_off] *= 0.5
-        if own._is_plain:
-            result[:, own._among] = self._rows.gram(matrix.diagonal().reshape(n, -1))
-        elif len(own._columns):
+        if len(own._columns):
             p = len(own._columns)
             dense = np.broadcast_to(maps.dense, (n, *maps.dense.shape[1:]))
             product = np.asarray(matrix @ dense.reshape(-1, p)).reshape(n, -1, p)

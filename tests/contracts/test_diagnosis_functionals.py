@@ -16,6 +16,7 @@ from scipy import stats
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.constrain import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.results.diagnosis import diagnose
 from pymc_ngvi.results.diagnosis.drifts import weighted_shift_of
 from pymc_ngvi.results.distributions import Distribution, MovePlan, costs_of, distribution_of
 
@@ -116,7 +117,6 @@ def test_a_minority_of_terrible_draws_is_a_reason(seed, normal):
     assert "log p rises by more than 17 nats at" in reason
     assert "and falls as far at 0." in reason
     assert not diagnosis.reliable
-    assert not [r for r in diagnosis.reasons if "`x[" in r]  # no coordinate says so
     assert not diagnosed(normal, exactly, seed).reasons
 
 
@@ -132,11 +132,14 @@ def test_huge_changes_do_not_hide_behind_their_own_error(seed, normal):
     assert any("A part of the draws" in r for r in diagnosis.reasons)
 
 
-def test_most_draws_may_drift_where_no_coordinate_does(normal):
-    """All coordinates are wider by a sixth."""
-    wide = diagnosed(normal, lambda z, u: 1.17 * z, 1)
-    (reason,) = [r for r in wide.reasons if "joint density is off" in r]
-    assert "as they are moved, more than 2.4" in reason
+def test_most_draws_may_drift_where_no_coordinate_does():
+    """Neighbours are correlated, and in draws they are not."""
+    with pm.Model() as model:
+        cov = np.kron(np.eye(N_DIM // 2), [[1.0, 0.5], [0.5, 1.0]])
+        pm.MvNormal("x", np.zeros(N_DIM), cov=cov)
+    (reason,) = diagnosed(LogDensity(model), exactly, 1).reasons
+    assert "joint density is off" in reason
+    assert "as draws are moved, more than 1.8" in reason
 
 
 def heavy(z, u):
@@ -205,14 +208,15 @@ def test_predictors_are_compared_where_there_is_no_deterministic(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_weights_say_which_limits_are_off(seed):
+def test_weights_say_which_limits_are_off(seed, monkeypatch):
     """Moments are nearly right, and limits are not, as q is not skewed."""
     alpha = 4.0
     mean = np.sqrt(2.0 / np.pi) * alpha / np.hypot(1.0, alpha)
-    sd = 1.1 * np.sqrt(1.0 - mean**2)  # or else importance weights would be of no use
+    sd = 1.05 * np.sqrt(1.0 - mean**2)  # or else importance weights would be of no use
     with pm.Model() as model:
         pm.SkewNormal("x", mu=0.0, sigma=1.0, alpha=alpha)
     approx = NGVIApproximation(LogDensity(model), DiagonalState(np.array([mean]), np.array([sd])))
+    monkeypatch.setattr(diagnose, "_MOVED", 40)  # moved draws tell, too, where they are many
     (reason,) = [r for r in approx.diagnose(draws=10_000, random_seed=seed).reasons if "lower" in r]
     said = r"lower 89 % limit of q is off: importance weights move it in `x` \(([+-]\d\.\d+)"
     expected = (stats.skewnorm(alpha).ppf(0.055) - mean) / sd - stats.norm.ppf(0.055)

@@ -14,7 +14,17 @@ from scipy.special import expit
 from pymc_ngvi.core.draws import chunks, draws_of
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, weigh
-from pymc_ngvi.core.sizes import HELD, MAX_DENSE_DIM, N_SHOWN, N_WEIGHED, STREAMED, WEIGHTS, check_draws, seed_of
+from pymc_ngvi.core.sizes import (
+    AT_ONCE,
+    HELD,
+    MAX_DENSE_DIM,
+    N_SHOWN,
+    N_WEIGHED,
+    STREAMED,
+    WEIGHTS,
+    check_draws,
+    seed_of,
+)
 from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
@@ -42,18 +52,23 @@ from pymc_ngvi.results.diagnosis.diagnosis import (
 from pymc_ngvi.results.diagnosis.drifts import (
     FEWEST,
     LEAST_MOVED,
+    LIMITS,
     MOST_EVALUATIONS,
+    MOST_STEPS,
     N_COMPARED,
+    NOT_MOVED,
     Drift,
     EqualModes,
     Estimates,
     JointDrift,
     Moved,
-    drift_of,
+    diffused,
     equal_modes,
     functional_drift_of,
     joint_drift_of,
     move,
+    moved_drift_of,
+    on_scale_of,
     weighted_shift_of,
 )
 from pymc_ngvi.results.distributions import Costs, Distribution, Posterior
@@ -85,8 +100,8 @@ def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.ran
 
 # --- importance weights of draws of q, within a budget of evaluations ---
 
-#: Estimated seconds that a report may take in any case, and as a part of the fit.
-SUMMARY, DIAGNOSIS = (1.2, 0.3), (4.0, 0.7)
+#: Estimated seconds that a diagnosis may take in any case, and as a part of the fit.
+SECONDS, PART = 2.0, 0.5
 #: Part of a budget for importance weights.
 _OF_WEIGHTS = 0.25
 #: Importance weights of fewer draws are not judged within a budget.
@@ -95,11 +110,9 @@ FEWEST_WEIGHED = 1_000
 _OF_SYMMETRIES = 0.05
 
 
-def seconds_of(share: tuple[float, float], costs: Costs, record: FitRecord | None) -> float:
-    """Return the estimated seconds that a share allows: some in any case, or a part of what the fit took."""
-    floor, part = share
+def _seconds_of(costs: Costs, record: FitRecord | None) -> float:
     took = 0.0 if record is None else costs.gradient * record.n_gradients + costs.hessian * record.n_hessians
-    return max(floor, part * took)
+    return max(SECONDS, PART * took)
 
 
 @dataclass(frozen=True)
@@ -114,30 +127,11 @@ class Budget:
     cut: bool = False
     #: The same of importance weights.
     weights_cut: bool = False
-    #: Whether gradients at draws are looked at, and few draws are moved: where a posterior has checks of its own, and
-    #: these speak for it.
-    scored: bool = False
 
     def compared(self, wanted: int) -> int:
         """Return how many log densities there are for symmetries: as many as wanted where nothing is cut."""
         n = int(min(wanted, _OF_SYMMETRIES * self.n_gradients)) if self.cut else wanted
         return n if n >= 2 * N_COMPARED else 0
-
-    @classmethod
-    def of(
-        cls,
-        share: tuple[float, float],
-        costs: Costs,
-        record: FitRecord | None,
-        wanted: "Budget",
-    ) -> "Budget":
-        """Return as much of what is wanted as a share allows."""
-        seconds = seconds_of(share, costs, record)
-        n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
-        if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):
-            n_weights = 0
-        n_gradients = min(wanted.n_gradients, int((seconds - n_weights * costs.weight) / costs.gradient))
-        return cls(n_weights, n_gradients, n_gradients < wanted.n_gradients, n_weights < wanted.n_weights)
 
 
 logger = logging.getLogger("pymc.ngvi")
@@ -145,11 +139,10 @@ logger = logging.getLogger("pymc.ngvi")
 
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
-    record, costs = posterior.record, posterior.distribution.costs(posterior.density, posterior.record)
-    wanted = Budget(most_weighed(posterior, N_WEIGHED), 0)
-    n = Budget.of(DIAGNOSIS, costs, record, wanted).n_weights
-    n = n or int(np.clip(seconds_of(DIAGNOSIS, costs, record) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
-    if n < wanted.n_weights:
+    costs, n = posterior.distribution.costs(posterior.density, posterior.record), budget_of(posterior).n_weights
+    seconds = _seconds_of(costs, posterior.record)
+    n = n or int(np.clip(seconds / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
+    if n < most_weighed(posterior, N_WEIGHED):
         logger.info(f"Importance weights of {n:,} draws: evaluations of this model are dear, ask for more by draws=.")
     return n
 
@@ -208,76 +201,65 @@ def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
     return weigh(log_ratio)[1], Elbo(value, se)
 
 
-# --- gradients of log p at draws: means of their products with draws are known where these are of the posterior ---
-# With s the gradient of log p at draws theta of the posterior, :math:`E[s] = 0` and :math:`E[(\theta - m) s^T] = -I`,
-# whatever its shape [1]_. So :math:`u = \Sigma s`, with the covariance of a Gaussian near to it, has the mean 0, and
-# :math:`E[w^T (\theta - m) \, w^T u] = -w^T \Sigma w` for coordinates, linear predictors and their sums. If both were
-# Gaussian, the mean of u would be the distance from the mean of q to that of the posterior, and the other one would
-# tell the ratio of their variances. That takes one gradient a draw, where moved draws take dozens.
-#
-# References
-# ----------
-# .. [1] J. Gorham and L. Mackey (2015). Measuring sample quality with Stein's method. NeurIPS.
-#    https://doi.org/10.48550/arXiv.1506.03039
+# --- gradients of log p at draws: how fast what is computed of these would drift, if they diffused ---
 
-#: Smallest and largest ratio of variances that is told.
-_RATIOS = 1e-2, 1e2
+#: Draws that are moved, and trajectories of each; as many times as many where a diagnosis is thorough. Gradients are
+#: looked at, at most, at as many draws as there are trajectories: 4 errors of a limit are then less than what counts.
+_MOVED, _TRAJECTORIES = 1_024, 4
+#: Time over which the diffusion is followed where what is computed is not linear: its bias is about as large.
+_TIME = 1e-3
 
 
 def score_drift_of(
     posterior: Posterior, rng: np.random.Generator, n: int, functionals: Functionals | None
 ) -> tuple[Drift, Drift | None] | None:
-    """Return what gradients at ``n`` draws say of coordinates, and of linear predictors where there are some.
+    r"""Return what gradients at draws say of coordinates, and of what is computed of draws.
 
     None where they are finite at too few of them.
+
+    Notes
+    -----
+    Draws of the posterior that diffuse by :math:`\Sigma \nabla \log p` a unit of time, and noise of variance
+    :math:`2 \Sigma`, stay draws of the posterior, so that :math:`E[L f] = 0` for all functions of these, L being the
+    generator of the diffusion [1]_. It takes one gradient a draw, where moved draws take dozens. Of a coordinate,
+    :math:`L f` is known; of others, it is the mean of two small steps with noise of opposite signs.
+
+    References
+    ----------
+    .. [1] J. Gorham and L. Mackey (2015). Measuring sample quality with Stein's method. NeurIPS.
+       https://doi.org/10.48550/arXiv.1506.03039
     """
     q = posterior.distribution
     plan = q.plan(posterior.density)
-    theta = plan.draw(q.base(n, rng))
+    n = min(n, max(LEAST_MOVED, AT_ONCE // max(q.n_dim, 1)))
+    gaussian, theta = plan.gaussian, plan.draw(q.base(n, rng))
     with np.errstate(all="ignore"):
-        step = plan.gaussian.draws(plan.gaussian.whiten(plan.target.logp_grad(theta)[1])) - plan.gaussian.mean()
+        step = gaussian.draws(gaussian.whiten(plan.target.logp_grad(theta)[1])) - gaussian.mean()
     finite = np.isfinite(theta).all(axis=1) & np.isfinite(step).all(axis=1)
-    n_draws = int(finite.sum())
-    if n_draws < FEWEST:
+    theta, step = theta[finite], step[finite]
+    if len(theta) < FEWEST:
         return None
-    apart, step = theta[finite] - q.mean(), step[finite]
-    moments = Drift(_estimates(apart, step, q.sd(), plan.gaussian.sd() ** 2), n_draws)
-    if functionals is None or functionals.of_predictors is None:
+    source, sd = q.sources(theta), q.sd()
+    spread = np.broadcast_to((gaussian.sd() / sd) ** 2, theta.shape)
+    moments = Drift(diffused((theta - q.mean()) / sd, step / sd, spread, source), len(theta))
+    if functionals is None:
         return moments, None
-    matrix = functionals.of_predictors.matrix
-    along, variances = apart @ matrix.T, np.sum(plan.gaussian.whiten(matrix) ** 2, axis=1)
-    of_columns = _estimates(along, step @ matrix.T, along.std(axis=0), variances)
-    return moments, Drift(of_columns, n_draws, functionals.only_predictors())
-
-
-def _estimates(apart: Array, step: Array, sd: Array, variance: Array) -> dict[str, Estimates]:
-    """Return drifts of means and of standard deviations, by column.
-
-    Moments of q would take chance from both, as controls, and hide draws that have not these moments.
-    """
-    ratio = _mean_of(-apart * step / variance)
-    # The posterior is narrower than q where products are larger. Tails of these are heavy where a scale may be near 0:
-    # a drift is as many of its errors away from 0 as the mean of products is from 1, and no more.
-    value = np.clip(ratio.value, *_RATIOS) ** -0.5 - 1.0
-    beyond = np.abs(ratio.value - 1.0)
-    se = ratio.se * np.where(beyond > 0.0, np.abs(value) / np.where(beyond > 0.0, beyond, 1.0), 0.5)
-    return {"mean": _mean_of(step / sd), "sd": Estimates(value, se)}
-
-
-def _mean_of(values: Array) -> Estimates:
-    return Estimates(values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values)))
+    n = min(len(theta), functionals.affordable(n * posterior.density.gradient_seconds) // 2)
+    if n < FEWEST:
+        return moments, None
+    noise = np.sqrt(2.0 * _TIME) * (gaussian.draws(rng.standard_normal((n, q.n_dim))) - gaussian.mean())
+    ends = (theta[:n] + _TIME * step[:n] + noise, theta[:n] + _TIME * step[:n] - noise)
+    try:
+        before, *after = (functionals.at(x) for x in (theta[:n], *ends))
+    except Exception:  # it may fail at some draws alone
+        return moments, None
+    before, *after = on_scale_of(before, before, *after)
+    rate, noise = (sum(after) - 2.0 * before) / (2.0 * _TIME), 0.5 * (after[0] - after[1])
+    spread = noise**2 / (2.0 * _TIME)
+    return moments, Drift(diffused(before, rate, spread, source[:n]), n, functionals)
 
 
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
-
-#: How many times as many draws are moved where the first ask for more.
-_AGAIN = 3
-#: Draws that are moved where a posterior's own checks speak for it, and trajectories of each.
-FEW_MOVED, FEW_TRAJECTORIES = 64, 2
-#: Gradients at other draws, then; at least as many as draws are moved.
-_SCORED = 512
-#: Part of a budget that is too small for all of these that such gradients take.
-_OF_SCORES = 0.4
 
 
 @dataclass(frozen=True)
@@ -285,58 +267,34 @@ class Drifts:
     """Moved draws, and what drifts."""
 
     moved: Moved
-    #: By gradients at other draws where these are looked at, else of moved ones; None where too few could be moved.
+    #: Of coordinates, by gradients at draws where these are looked at, else of moved ones; None where too few could be.
     moments: Drift | None = None
-    #: Of moved draws, also where gradients are looked at.
-    by_moves: Drift | None = None
+    #: Of what is computed of draws; None where there is nothing, or it would take too long.
+    functionals: Drift | None = None
     #: None where too few draws could be moved.
     joint: JointDrift | None = None
-    #: Of what moved draws are to tell; None where there are none, or they would take too long.
-    functionals: Drift | None = None
-    #: Linear predictors, by gradients, where these are looked at; and at how many draws they are.
-    predictors: Drift | None = None
+    #: Draws at which gradients are looked at.
     n_scored: int = 0
 
     @property
     def computed(self) -> str:
         """What of functionals was compared, in words."""
         of = None if self.functionals is None else self.functionals.functionals
-        return "" if of is None else of.in_words()
-
-    @property
-    def scored(self) -> str:
-        """Where gradients were looked at, in words; empty for nowhere."""
-        if not self.n_scored:
-            return ""
-        of = None if self.predictors is None else self.predictors.functionals
-        predictors = "" if of is None else f", and with {of.of_elements()}"
-        return f"at {self.n_scored:,} draws: their means, and products with all coordinates{predictors}"
+        return "" if of is None else of.of_elements()
 
     @property
     def stands_out(self) -> bool:
-        """Whether something is off by much: of few draws, errors are known roughly, and others may tell more."""
-        known = (self.moments, self.functionals, self.predictors, self.joint)
-        return any(drift is not None and drift.stands_out for drift in known)
+        """Whether something is off by much."""
+        return any(drift is not None and drift.stands_out for drift in (self.moments, self.functionals))
 
-    def seen_again(self, other: "Drifts") -> "Drifts":
-        """Return, of coordinates and predictors, what this and an independent one have in common; else the other one.
-
-        There are thousands of the former, and errors of few draws are known roughly.
-        """
-        if self.moments is None or other.moments is None:
-            return other
-        predictors, by_moves = other.predictors, None
-        if other.n_scored and self.by_moves is not None and other.by_moves is not None:
-            by_moves = self.by_moves.seen_again(other.by_moves, None)
-        moments = self.moments.seen_again(other.moments, by_moves)
-        if by_moves is not None and self.moments.stands_out and not moments.stands_out:
-            predictors = None  # moved draws rule out what gradients tell
-        elif self.predictors is not None and predictors is not None:
-            predictors = self.predictors.seen_again(predictors, None)
-        return replace(other, moments=moments, predictors=predictors)
+    def confirmed_by(self, moved: "Drifts") -> "Drifts":
+        """Return what moved draws do not rule out: where log p jumps, means of gradients are no 0."""
+        assert self.moments is not None
+        of = None if self.functionals is None else self.functionals.confirmed_by(moved.functionals)
+        return replace(self, moved=moved.moved, moments=self.moments.confirmed_by(moved.moments), functionals=of)
 
 
-def most_moved(n_dim: int, n_draws: int) -> int:
+def most_moved(n_dim: int, n_draws: int = _MOVED) -> int:
     """Return how many of some draws can be moved at once."""
     return min(n_draws, max(LEAST_MOVED, STREAMED // max(n_dim, 1)))
 
@@ -344,75 +302,39 @@ def most_moved(n_dim: int, n_draws: int) -> int:
 def drifts_of(
     posterior: Posterior,
     rng: np.random.Generator,
-    n_draws: int,
     n_trajectories: int,
     budget: Budget,
     functionals: Functionals | None,
 ) -> Drifts:
-    """Move draws and return what drifts.
+    """Return what drifts: by gradients at draws of a pool, or by moved draws.
 
-    Notes
-    -----
-    Of a pool, thousands of coordinates err by chance: what other checks speak against has to be seen twice, in the same
-    coordinates. What is computed of draws, and log p, are judged by the second set of draws, which is larger: no
-    importance weights tell what is wrong with these.
-
-    Where the own checks of a pool speak for it, few draws are moved first, and gradients at more of them looked at.
+    Gradients at draws of a Gaussian that has converged have the mean 0, whatever the posterior is.
     """
-    first = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else (n_draws, n_trajectories)
-    found = _once(posterior, rng, *first, budget, functionals)
-    record = posterior.record
-    if record is not None and record.is_pool and found.stands_out:
-        if not budget.cut:
-            factor = 1 if budget.scored else _AGAIN
-            n_draws, budget = factor * n_draws, replace(budget, n_gradients=factor * budget.n_gradients)
-        found = found.seen_again(_once(posterior, rng, n_draws, n_trajectories, budget, functionals))
-    return found
-
-
-def _once(
-    posterior: Posterior,
-    rng: np.random.Generator,
-    n_draws: int,
-    n_trajectories: int,
-    budget: Budget,
-    functionals: Functionals | None,
-) -> Drifts:
-    q, density, n_scored = posterior.distribution, posterior.density, 0
-    if budget.scored:
-        n = min(_SCORED, max(int(_OF_SCORES * budget.n_gradients), min(FEW_MOVED, budget.n_gradients)))
-        n_scored = n if n >= FEW_MOVED else 0
-    scores = score_drift_of(posterior, rng, n_scored, functionals) if n_scored else None
-    if scores is not None and functionals is not None:
-        functionals = functionals.without_predictors()
-    base, plan = q.base(most_moved(q.n_dim, n_draws), rng), q.plan(density)
-    left = budget.n_gradients - n_scored
+    q, density, record = posterior.distribution, posterior.density, posterior.record
+    scored, n_scored, n_moved = None, min(_MOVED * _TRAJECTORIES, budget.n_gradients), most_moved(q.n_dim)
+    if record is not None and record.is_pool and n_scored >= FEWEST:
+        scored = score_drift_of(posterior, rng, n_scored, functionals)
+    if scored is not None:
+        n_scored = scored[0].n_draws
+        found = Drifts(NOT_MOVED, *scored, n_scored=n_scored)
+        if not found.stands_out:
+            return found
+        # Of many draws that are moved once, chance is known best.
+        n_moved, n_trajectories = most_moved(q.n_dim, n_scored), 1
+    left = budget.n_gradients - (0 if scored is None else n_scored)
+    base, plan = q.base(n_moved, rng), q.plan(density)
     moved = move(density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=left)
-    found = Drifts(moved)
-    if scores is not None:
-        found = Drifts(moved, scores[0], predictors=scores[1], n_scored=scores[0].n_draws)
-    if len(moved.end) < FEWEST:
-        return found
-    took = moved.n_gradients * density.gradient_seconds
-    start, control = q.log_density(moved.start), q.log_density(moved.control)
-    by_moves = drift_of(moved, q.mean(), q.sd())
-    return replace(
-        found,
-        moments=found.moments or by_moves,
-        by_moves=by_moves,
-        joint=joint_drift_of(moved, None if start is None or control is None else (start, control)),
-        functionals=None if functionals is None else functional_drift_of(functionals, moved.control, moved.end, took),
-    )
+    by_moves = Drifts(moved)
+    if len(moved.end) >= FEWEST:
+        columns = (np.concatenate([moved.control, moved.end]) - q.mean()) / q.sd()
+        took = moved.n_gradients * density.gradient_seconds
+        of = None if functionals is None else functional_drift_of(functionals, moved, took)
+        by_moves = Drifts(moved, moved_drift_of(moved, columns), of, joint_drift_of(moved))
+    return by_moves if scored is None else found.confirmed_by(by_moves)
 
 
 # --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
 
-#: Draws that are moved, trajectories of each, and gradients of all, about: of a pool, which has conditions of its own;
-#: of others, where 256 see a standard deviation that is 14 % off in half of the seeds; and thorough.
-_OF_POOL, _QUICK, _THOROUGH = (256, 4, 6_000), (1_024, 4, 24_000), (1_024, 16, 80_000)
-#: What weighed draws of which functionals are computed should be worth; relative variance of weights that can't move
-#: these by as much as counts: no mean moves by more than its root, in standard deviations.
-_WORTH, _EQUAL = 500, 0.02
 _NO_BUDGET = "approx.diagnose() has more, diagnose(draws=10_000) no budget"
 _IN_PART = (
     "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
@@ -423,19 +345,19 @@ _IN_PART = (
 def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool = False) -> Budget:
     """Return what a diagnosis takes where nothing is dear."""
     has_weights = posterior.distribution.kept_log_weights() is not None
-    return Budget(0 if has_weights else most_weighed(posterior, draws), _moves(posterior, thorough=thorough)[2])
+    n_gradients = MOST_STEPS * _MOVED * (_TRAJECTORIES if thorough else 1)
+    return Budget(0 if has_weights else most_weighed(posterior, draws), n_gradients)
 
 
-def _moves(posterior: Posterior, *, thorough: bool) -> tuple[int, int, int]:
-    is_pool = posterior.record is not None and posterior.record.is_pool
-    return _THOROUGH if thorough else _OF_POOL if is_pool else _QUICK
-
-
-def budget_of(posterior: Posterior, share: tuple[float, float]) -> Budget:
-    """Return as much of a quick diagnosis as a share allows."""
-    costs = posterior.distribution.costs(posterior.density, posterior.record)
-    budget = Budget.of(share, costs, posterior.record, full_budget(posterior))
-    return replace(budget, scored=posterior.distribution.is_checked)
+def budget_of(posterior: Posterior) -> Budget:
+    """Return as much of a diagnosis as can be had in the seconds for it."""
+    costs, wanted = posterior.distribution.costs(posterior.density, posterior.record), full_budget(posterior)
+    seconds = _seconds_of(costs, posterior.record)
+    n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
+    if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):
+        n_weights = 0
+    n_gradients = min(wanted.n_gradients, int((seconds - n_weights * costs.weight) / costs.gradient))
+    return Budget(n_weights, n_gradients, n_gradients < wanted.n_gradients, n_weights < wanted.n_weights)
 
 
 def diagnose(
@@ -457,23 +379,20 @@ def diagnose(
     with announced("Judging q", budget.n_weights * costs.weight + budget.n_gradients * costs.gradient):
         again = copy.deepcopy(of_weights)
         weights, elbo, ratio = _weights_of(posterior, budget, of_weights, kept)
-        how = (*_moves(posterior, thorough=thorough)[:2], budget)
+        often = _TRAJECTORIES ** (2 if thorough else 1)
         functionals = functionals_of(density, posterior.constrain)
-        found = drifts_of(posterior, rng, *how, functionals)
+        found = drifts_of(posterior, rng, often, budget, functionals)
     moved, drift = found.moved, found.moments
-    most, often = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else _OF_POOL[:2]
-    some = len(moved.end) + moved.n_lost < most_moved(layout.n_dim, most)
-    fewer = budget.cut and (some or moved.n_trajectories < often)
+    some = len(moved.end) + moved.n_lost < most_moved(layout.n_dim)
+    fewer = budget.cut and not found.n_scored and (some or moved.n_trajectories < often)
     places = other_modes(density, posterior.distribution, elbo.value, rng) if thorough else []
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     context, seen = context_of(posterior), SCORED if found.n_scored else MOVED
     # What moved draws and weights show beside moments of coordinates.
-    further = [] if found.predictors is None else of_drift(context, found.predictors, SCORED)
-    if found.joint is not None and drift is not None:
-        further += of_joint(context, found.joint, drift)
-    further += [] if found.functionals is None else of_drift(context, found.functionals, MOVED)
-    if not any(of is not None and of.stands_out for of in (drift, found.predictors, found.functionals)):
+    further = [] if found.joint is None or drift is None else of_joint(context, found.joint, drift)
+    further += [] if found.functionals is None else of_drift(context, found.functionals, seen)
+    if not found.stands_out:
         for shift in _weighted_shifts(posterior, functionals, weights, ratio, again):
             further += of_drift(context, shift, WEIGHTED)
     findings = findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen)
@@ -496,13 +415,13 @@ def diagnose(
         acceptance=moved.acceptance,
         n_moved=len(moved.end),
         n_trajectories=moved.n_trajectories,
-        scored=found.scored,
+        n_scored=found.n_scored,
         thorough=thorough,
         n_gradients=density.n_gradients - before,
         n_log_p=weights.n_draws + n_compared,
         layout=layout,
         is_pool=context.is_pool,
-        left_out=_left_out(budget, moved, often if fewer else 0, n_compared > 0, q.kept_log_weights() is not None),
+        left_out=_left_out(budget, found, often if fewer else 0, n_compared > 0, q.kept_log_weights() is not None),
         joint="" if found.joint is None else found.joint.in_words(),
         computed=found.computed,
         searched=record is not None and record.searched,
@@ -510,12 +429,12 @@ def diagnose(
     )
 
 
-def standing_diagnosis(posterior: Posterior, kept: Kept, share: tuple[float, float]) -> Diagnosis:
+def standing_diagnosis(posterior: Posterior, kept: Kept) -> Diagnosis:
     """Return the diagnosis that belongs to the fit, made with seeds of its own; made once, unless q changes."""
-    if kept.diagnosis is None or (kept.diagnosis.checks.open and share == DIAGNOSIS):
+    if kept.diagnosis is None:
         with few_threads(posterior.density):
             rngs = own_generator(posterior.record), own_generator(posterior.record, WEIGHTS + 1)
-            kept.diagnosis = diagnose(posterior, budget_of(posterior, share), *rngs, kept=kept)
+            kept.diagnosis = diagnose(posterior, budget_of(posterior), *rngs, kept=kept)
     return kept.diagnosis
 
 
@@ -532,8 +451,7 @@ def requested_diagnosis(
         return _not_judged(posterior)
     posterior.check_weights()
     if draws is None and not thorough:
-        found = standing_diagnosis(posterior, kept, SUMMARY)
-        return standing_diagnosis(posterior, kept, DIAGNOSIS) if found.checks.open else found
+        return standing_diagnosis(posterior, kept)
     budget = full_budget(posterior, N_WEIGHED if draws is None else draws, thorough=thorough)
     with few_threads(posterior.density):
         kept.diagnosis = diagnose(posterior, budget, rng, rng, thorough=thorough)
@@ -587,11 +505,11 @@ def _weighted_shifts(
     """
     if not len(ratio) or not weights.tells:
         return
-    if weights.n_draws < FEWEST_WEIGHED or weights.n_draws < (1.0 + _EQUAL) * weights.effective:
+    # No mean moves by more than the root of their relative variance, in standard deviations.
+    if weights.n_draws < FEWEST_WEIGHED or weights.uneven < LIMITS["mean"] ** 2:
         return
     took = posterior.distribution.costs(posterior.density, posterior.record).weight * len(ratio)
-    wanted = min(N_SHOWN, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
-    n = min(max(wanted, FEWEST_WEIGHED), len(ratio))
+    n = min(N_SHOWN, len(ratio))
     theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), rng)))[:n], np.isfinite(ratio[:n])
     if posterior.distribution.log_density(theta[:1]) is None:
         return  # draws may be those of a proposal, and not of q
@@ -628,17 +546,17 @@ def _columns(drift: Drift | None, n_dim: int) -> dict[str, Array]:
     return result
 
 
-def _left_out(budget: Budget, moved: Moved, often: int, compared: bool, has_weights: bool) -> tuple[str, ...]:
+def _left_out(budget: Budget, found: Drifts, often: int, compared: bool, has_weights: bool) -> tuple[str, ...]:
     """Return what a budget does not allow; ``often``: trajectories that were wanted, 0 where all draws were moved."""
-    result = []
+    result, moved = [], found.moved
     if budget.n_weights == 0 and not has_weights:
         result.append("importance weights and their k-hat")
     elif budget.weights_cut:
         result.append(f"importance weights of more than {budget.n_weights:,} draws")
     if not compared:
         result.append(SYMMETRIES)
-    if not_moved(moved):
-        result.append("moved draws" + ", which tell of log p and of Deterministics" * budget.scored)
+    if not_moved(moved) and not found.n_scored:
+        result.append("moved draws")
     elif often:
         times = f", {moved.n_trajectories} trajectories each" if moved.n_trajectories < often else ""
         result.append(f"more than {len(moved.end)} moved draws{times}")
@@ -646,12 +564,8 @@ def _left_out(budget: Budget, moved: Moved, often: int, compared: bool, has_weig
 
 
 def _open(budget: Budget, found: Drifts) -> str:
-    """Return, in a clause, why few evaluations leave the verdict open; empty where they do not.
-
-    Where the own checks of a posterior speak for it, it is enough that gradients at draws do not speak against it.
-    """
-    is_settled = found.moments is not None and not not_moved(found.moved) and found.moments.is_settled
-    if found.n_scored or is_settled:
+    """Return, in a clause, why few evaluations leave the verdict open; empty where they do not."""
+    if found.moments is not None and found.moments.is_settled:
         return ""
     if not_moved(found.moved):
         return (

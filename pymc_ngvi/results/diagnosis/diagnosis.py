@@ -100,8 +100,8 @@ class Diagnosis:
         Whether the fit looked for other modes.
     has_one_mode : bool
         Whether log p is known to have one alone.
-    scored : str
-        Where gradients of log p at draws were looked at, beside those of moved draws, in words.
+    n_scored : int
+        Draws at which gradients of log p were looked at.
 
     Examples
     --------
@@ -135,7 +135,7 @@ class Diagnosis:
     computed: str = ""
     searched: bool = False
     has_one_mode: bool = False
-    scored: str = ""
+    n_scored: int = 0
 
     @property
     def verdict(self) -> Word:
@@ -250,8 +250,9 @@ class Diagnosis:
             rows.append(("Pareto k-hat", f"{w.khat_text()}{' ' if self.is_pool else ': '}{meaning}"))
             rows.append(("Weighted draws", f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"))
         if self.n_moved:
-            rows.append(("Moved draws", f"{moved}; E[log p] drifts by {self.log_p_drift} nats"))
-        texts = (("Gradients", self.scored), ("Joint density", self.joint), ("Computed", self.computed))
+            rows.append(("Moved draws", moved))
+        scored = f"at {self.n_scored:,} draws" * (self.n_scored > 0)
+        texts = (("Gradients", scored), ("Joint density", self.joint), ("Computed", self.computed))
         rows += [(name, text) for name, text in texts if text]
         rows.append(("Other modes", "looked for from dispersed starts" if self.thorough else self._search()))
         rows.append(("Cost", f"{self.n_gradients:,} gradients, {self.n_log_p:,} log densities"))
@@ -270,7 +271,7 @@ class Diagnosis:
         which = f" The worst {_N_ROWS} of {self.layout.n_dim:,} coordinates:" if self.layout.n_dim > _N_ROWS else ""
         how = (
             "By how much q is off, as gradients of log p at draws tell"
-            if self.scored
+            if self.n_scored
             else "By how much draws of q change when they are moved towards the posterior: the least by which q is off"
         )
         return f"{how} (unconstrained).{which}"
@@ -462,8 +463,8 @@ def _other_posterior(posterior: Posterior) -> str:
 
 # --- what was found, in sentences, and what may help: each names variables and a cure ---
 
-#: Nats of a gap that are much in any case.
-_GAP_MUCH = 0.5
+#: Nats of a gap that are much for each coordinate, those of a mean that is off by 0.15; in any case.
+_GAP_EACH, _GAP_MUCH = 0.01, 0.5
 #: Part of the square of the distance between independent draws that moved draws move by, on average, before they count
 #: as moved.
 _FORGOTTEN = 0.5
@@ -506,7 +507,7 @@ def findings_of(
 def of_fit(context: Context, gap: float) -> list[Condition]:
     """Return what stands against a fit for how it ended."""
     n_dim, found = context.layout.n_dim, [] if context.record is None else context.record.of_fit
-    much = min(0.5 * LIMITS["mean"] ** 2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim))
+    much = min(_GAP_EACH * n_dim, max(_GAP_MUCH, 0.5 * _GAP_EACH * n_dim))
     said = f"a better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions"
     cure = "Go on with approx.refine(n, tol=...) and a smaller tol."
     return found if math.isnan(gap) else [*found, Condition("gap", gap, much, said, cure=cure)]
@@ -669,10 +670,10 @@ def of_joint(context: Context, joint: JointDrift, moments: Drift) -> list[Condit
             f"{np.median(joint.rises):,.0f} in the median of these, and falls as far at {joint.n_falls:,}"
         )
         return [Condition("draws far away", n, joint.n_falls, said, cure=cure)]
-    drift = joint.location
+    drift = joint.mean
     said = (
-        f"the joint density is off: log p of most draws drifts by {drift} nats as they are moved, more than "
-        f"{joint.limit:.1f}, though no single coordinate stands out"
+        f"the joint density is off: log p drifts by {drift} nats as draws are moved, more than {joint.limit:.1f}, "
+        "though no single coordinate stands out"
     )
     is_excused = moments.stands_out or not joint.is_much
     return [Condition("log p", abs(drift.value), joint.limit, said, is_excused=is_excused, cure=cure)]

@@ -2,8 +2,8 @@
 
 import math
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import chain, combinations, islice
 from typing import NamedTuple
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import bdtrc, chdtri, ndtri, softmax
+from scipy import sparse
+from scipy.special import bdtrc, chdtri, erfcx, ndtri, softmax
 
 from pymc_ngvi.core.draws import density_of_normal
-from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.status import Elbo
@@ -30,13 +30,13 @@ from pymc_ngvi.results.distributions import Distribution, MovePlan
 _QUARTER, _JITTER = 0.5 * np.pi, 0.2
 #: Acceptance that is aimed at, and below which nothing is said of the moved draws.
 AIM, LEAST_ACCEPTANCE = 0.8, 0.3
-#: First step size times the fourth root of the dimension; largest and smallest one; steps of a trajectory at most.
-_FIRST, _LARGEST, _SMALLEST, _MOST_STEPS = 1.2, 0.9, 1e-3, 24
+#: First step size times the fourth root of the dimension; steps of a trajectory at most.
+_FIRST, MOST_STEPS = 1.2, 24
 #: Draws below which nothing is said of anything; on so many a step size is tried, and so many are moved where gradients
 #: are few. Draws that are moved otherwise, at least.
 FEWEST, LEAST_MOVED = 32, 48
-#: How often a step size is tried, its factor from one trial to the next, and trajectories where gradients are few.
-_TRIALS, _FACTOR, _FEWEST_TRAJECTORIES = 8, 1.6, 2
+#: How often a step size is tried, and trajectories where gradients are few.
+_TRIALS, _FEWEST_TRAJECTORIES = 8, 2
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ class Moved:
     #: Draws of q left out because log p or its gradient is not finite there.
     n_lost: int
     n_gradients: int
+
+
+#: Where there are too few evaluations.
+_NONE: Array = np.empty((0, 0))
+NOT_MOVED = Moved(_NONE, _NONE, _NONE, np.empty(0), float("nan"), 0, 0, 0)
 
 
 def move(
@@ -82,11 +87,10 @@ def move(
        https://doi.org/10.1093/biomet/asy074
     """
     n_dim, before = plan.gaussian.n_dim, density.n_gradients
-    step = min(_FIRST * n_dim**-0.25, _LARGEST)
+    step = _FIRST * n_dim**-0.25
     n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
     if not n_draws:
-        none = np.empty((0, n_dim))
-        return Moved(none, none, none, np.empty(0), float("nan"), 0, 0, 0)
+        return NOT_MOVED
     x = plan.draw(base[:n_draws])
     x = x[np.isfinite(x).all(axis=1)]
     coordinates = ChainCoordinates.of(plan.gaussian)
@@ -108,7 +112,7 @@ def move(
         points, probability, _ = trajectory(plan.target, coordinates, points, momenta, n_steps, size, rng)
         acceptance[t] = probability.mean()
         if acceptance[t] < AIM - 0.15:
-            step = max(step / _FACTOR, _SMALLEST)
+            step *= 0.5
     first, last, of_q = (plan.on_model_scale(p) for p in (start.x, points.x, control))
     kept = np.isfinite(first).all(axis=1) & np.isfinite(last).all(axis=1) & np.isfinite(of_q).all(axis=1)
     return Moved(
@@ -127,7 +131,7 @@ def _within(
     max_gradients: int, step: float, n_trajectories: int, n_draws: int, *, tried: bool = False
 ) -> tuple[int, int]:
     """Return how many trajectories and draws a number of gradients allows: no draws where that is too few of them."""
-    n_steps = min(np.ceil(_QUARTER / step), _MOST_STEPS)
+    n_steps = min(np.ceil(_QUARTER / step), MOST_STEPS)
     for n in (n_trajectories,) if tried else (n_trajectories, min(n_trajectories, _FEWEST_TRAJECTORIES)):
         # A draw takes its start, trajectories, and a last one in smaller steps; the pilot half a trajectory.
         affordable = int((max_gradients - (0 if tried else 0.5 * FEWEST * n_steps)) // ((n + 1) * n_steps + 1))
@@ -139,7 +143,7 @@ def _within(
 def _steps(step: float, rng: np.random.Generator) -> tuple[int, float]:
     """Return the number of steps of a quarter of a period, as near as that may be, and their size, both jittered."""
     length = _QUARTER * (1.0 + _JITTER * (2.0 * rng.random() - 1.0))
-    n_steps = int(np.clip(np.ceil(length / step), 1, _MOST_STEPS))
+    n_steps = int(np.clip(np.ceil(length / step), 1, MOST_STEPS))
     return n_steps, min(step, length / n_steps)
 
 
@@ -155,19 +159,21 @@ def _tried_step(
         _, probability, _ = trajectory(plan.target, coordinates, pilot, momenta, -(-n_steps // 2), size, rng)
         if probability.mean() >= AIM:
             break
-        step = max(step / _FACTOR, _SMALLEST)
+        step *= 0.5
     return step
 
 
 def _turned(gaussian: GaussianState, control: Array, momenta: Array, n_steps: int, size: float) -> Array:
     """Turn draws of a Gaussian by the angle that the same leapfrog steps turn those of a standard normal."""
-    angle = n_steps * float(np.arccos(1.0 - 0.5 * min(size, 1.9) ** 2))
+    angle = n_steps * float(np.arccos(1.0 - 0.5 * size**2))
     centre = gaussian.mean()
     return centre + np.cos(angle) * (control - centre) + np.sin(angle) * (gaussian.draws(momenta) - centre)
 
 
-#: Probability of a false alarm among all moments of a kind together.
-FAMILY_WISE = 0.01
+#: Probabilities below the limits of 89 % intervals.
+LEVELS = {"lower": 0.055, "upper": 0.945}
+#: Probability of a false alarm among all figures of a kind together: a verdict looks at a dozen kinds.
+FAMILY_WISE = 0.001
 
 
 @dataclass(frozen=True)
@@ -184,21 +190,17 @@ class Estimates:
         found = np.flatnonzero((value > size) & (value > critical(len(value)) * self.se))
         return found[np.argsort(-np.abs(self.value[found]))]
 
-    def seen_again(self, other: "Estimates") -> "Estimates":
-        """Return, of each coordinate, the estimate that stands out less; 0 where the two differ in sign."""
-        less = np.abs(self.value) * other.se <= np.abs(other.value) * self.se
-        value, se = np.where(less, self.value, other.value), np.where(less, self.se, other.se)
-        return Estimates(np.where(self.value * other.value <= 0.0, 0.0, value), se)
-
 
 def critical(n: int) -> float:
     """Return the standard errors that none of ``n`` estimates of 0 exceeds, but for a probability of `FAMILY_WISE`."""
     return float(-ndtri(0.5 * FAMILY_WISE / max(n, 1)))
 
 
-#: Errors from which on q is not reliable, by measure; those of what is computed of draws by ranks, which show less than
-#: all of a large one.
-LIMITS = {"mean": 0.15, "sd": 0.12, "lower": 0.2, "upper": 0.2}
+#: Part of an error that moved draws show at least, less chance: mostly, it is half.
+_SHOWN = 0.25
+#: Drifts from which on q is not reliable: errors of 0.15 standard deviations in means, 12 % in standard deviations and
+#: 0.2 in limits are seen in nine of ten cases (docs/benchmarks/verdict_power.md).
+LIMITS = {"mean": 0.11, "sd": 0.09, "lower": 0.15, "upper": 0.15}
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,12 @@ class Drift:
 
     def off(self) -> dict[str, NDArray[np.intp]]:
         """Return the columns that are off by more than a limit, and not by chance, by measure."""
-        found = {name: self.beyond(name) for name in self.measures}
+        found, known = dict[str, NDArray[np.intp]](), np.empty(0, dtype=np.intp)
+        for name in self.measures:
+            columns = self.beyond(name)
+            # What is said of a mean or a standard deviation is not said of limits again.
+            found[name] = columns[~np.isin(columns, known)] if name in LEVELS else columns
+            known = np.concatenate([known, columns])
         return {name: columns for name, columns in found.items() if len(columns)}
 
     @property
@@ -233,70 +240,78 @@ class Drift:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no drift counts, certain or not, and each is known to within half of what counts."""
-        known = ((of, LIMITS[name]) for name, of in self.measures.items())
+        """Whether no moment drifts by what counts, certain or not, and each is known to within half of that."""
+        known = ((self.measures[name], LIMITS[name]) for name in ("mean", "sd"))
         return all(np.all((np.abs(of.value) < size) & (2.0 * of.se < size)) for of, size in known)
 
-    def seen_again(self, other: "Drift", by_moves: "Drift | None") -> "Drift":
-        """Return what this drift and an independent one have in common, and what moved draws do not rule out.
-
-        Where log p jumps, or ends at a place that depends on what is unknown, means of gradients are no 0. Of an error,
-        moved draws show half at least.
-        """
-        measures = {name: of.seen_again(other.measures[name]) for name, of in self.measures.items()}
-        if by_moves is not None:
-            for name, of in measures.items():
-                moved = by_moves.measures[name]
-                is_ruled_out = np.abs(moved.value) + 2.0 * moved.se < 0.5 * np.abs(of.value)
-                measures[name] = Estimates(
-                    np.where(is_ruled_out, moved.value, of.value), np.where(is_ruled_out, moved.se, of.se)
-                )
-        return Drift(measures, other.n_draws, self.functionals)
+    def confirmed_by(self, moved: "Drift | None") -> "Drift":
+        """Return this drift, 0 where moved draws show less than a quarter of it, or no more than chance."""
+        if moved is None:
+            return self
+        measures = {}
+        for name, of in self.measures.items():
+            by_moves = moved.measures[name]
+            least = np.maximum(_SHOWN * np.abs(of.value), 2.0 * by_moves.se)
+            measures[name] = Estimates(np.where(np.sign(of.value) * by_moves.value > least, of.value, 0.0), of.se)
+        return replace(self, measures=measures)
 
 
-def drift_of(moved: Moved, mean: Array, sd: Array) -> Drift:
-    """Return the drift of the coordinates of moved draws."""
-    x, control = (moved.end - mean) / sd, (moved.control - mean) / sd
-    location = _controlled(x, control)
-    square = _controlled((x - location.value) ** 2, control**2 - 1.0)
-    scale = np.sqrt(np.maximum(square.value, TINY))
-    measures = {"mean": location, "sd": Estimates(scale - 1.0, square.se / (2.0 * scale))}
-    return Drift(measures, len(x))
+#: Smallest ratio of variances that is told.
+_LEAST_RATIO = 0.01
 
 
-def _controlled(values: Array, control: Array) -> Estimates:
-    """Return means over draws, less what draws of a control, whose mean is 0, say of their error.
+def diffused(z: Array, rate: Array, spread: Array, source: NDArray[np.intp]) -> dict[str, Estimates]:
+    """Return what rates of change say of columns, (n, k), that have mean 0 and variance 1 or about.
 
-    Where the control is further from 0 than its standard errors tell, it has missed what is rare but counts, such as a
-    far mode with little mass; so may the others have, and the error is at least as large.
+    With z the column, L z its rate and b half of the rate at which its variance grows, :math:`L f(z) = f'(z) L z +
+    f''(z) b`. If z were normal, the means of L z, of L z^2 / 2, and of L f where f' is Stein's solution for z below a
+    limit, would be what its mean, variance and probability are off by. Draws of one source are not independent.
     """
-    rest = values - _slope(values, control) * control
-    se, own, own_se = _standard_error(rest), np.abs(control.mean(axis=0)), _standard_error(control)
-    se = np.where(own > critical(len(own)) * own_se, np.maximum(se, own), se)
-    return Estimates(rest.mean(axis=0), se)
+    of_sources = _sums_by(source)
+    pace = spread.mean(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rate, spread = rate / pace, spread / pace
+
+    def estimates(values: Array, drift: Callable[[Array], Array]) -> Estimates:
+        mean, se = values.mean(axis=0), np.sqrt(np.sum((of_sources @ values) ** 2, axis=0)) / len(values)
+        value = drift(mean)
+        with np.errstate(invalid="ignore"):
+            se = se * np.where(mean != 0.0, value / mean, 1.0)  # as many errors from 0 as the mean is
+        return where_usable(np.isfinite(value) & (se > 0.0), Estimates(value, se))
+
+    found = {
+        "mean": estimates(rate, np.asarray),
+        "sd": estimates(z * rate + spread, lambda mean: np.maximum(1.0 - mean, _LEAST_RATIO) ** -0.5 - 1.0),
+    }
+    for name, level in LEVELS.items():
+        limit = ndtri(level)
+        below = z <= limit
+        # The solution has the ratio of a tail of a normal to its density, by which it is bounded.
+        ratio = np.sqrt(0.5 * np.pi) * erfcx(np.where(below, -z, z) / np.sqrt(2.0))
+        solution = np.where(below, 1.0 - level, level) / density_of_normal(limit) * ratio
+        slope = z * solution + (below - level) / density_of_normal(limit)
+        found[name] = estimates(slope * spread + solution * rate, np.asarray)
+    return found
 
 
-def _standard_error(values: Array) -> Array:
-    return values.std(axis=0, ddof=1) / np.sqrt(len(values))
+def _sums_by(source: NDArray[np.intp]) -> sparse.csr_array:
+    return sparse.csr_array((np.ones(len(source)), (source, np.arange(len(source)))))
 
 
-def _slope(values: Array, control: Array) -> Array:
-    """Return the coefficients of a regression on a control, between 0 and 1, by column."""
-    apart = control - control.mean(axis=0)
-    variance = np.sum(apart**2, axis=0)
-    result: Array = np.sum(apart * (values - values.mean(axis=0)), axis=0) / np.where(variance > 0.0, variance, 1.0)
-    return np.clip(result, 0.0, 1.0)
+def on_scale_of(values: Array, *others: Array) -> list[Array]:
+    """Return columns on a scale on which some of them have mean 0, standard deviation 1, and no heavy tails."""
+    lower, centre, upper = np.quantile(values, (LEVELS["lower"], 0.5, LEVELS["upper"]), axis=0)
+    with np.errstate(all="ignore"):
+        middle, *rest = (np.arcsinh((x - centre) / (upper - lower)) for x in (values, *others))
+        return [(x - middle.mean(axis=0)) / middle.std(axis=0) for x in rest]
 
 
-#: Part of the changes that a trimmed mean leaves out at either end.
-_TRIMMED = 0.2
 #: Probability that a draw of a Gaussian posterior lies so far below the median of log p as counts as far.
 _RARE = 1e-4
 #: Part of the draws that have to be far, beyond those that go the other way, to count.
 _LEAST_FAR = 0.02
-#: Drift of most draws that counts, in standard deviations of log p, and for each coordinate, where as much comes of
-#: standard deviations whose errors do not count; standard errors that it has to exceed.
-_MUCH, _PER_COORDINATE, _CERTAIN = 0.5, LIMITS["sd"], 3.0
+#: Drift of log p that counts, in its standard deviations.
+_MUCH = 0.5
 
 
 @dataclass(frozen=True)
@@ -306,15 +321,13 @@ class JointDrift:
     Along trajectories that leave the posterior as it is, log p of its draws rises as often as it falls, and as far,
     whatever its tails are. Of a Gaussian posterior in d dimensions, log p is a constant less half of a chi-square: its
     standard deviation is sqrt(d / 2), that of a change sqrt(d). A mean of changes is no test where a few of them are
-    huge: these make its standard error as large. So most draws are judged by a trimmed mean, and the others are
-    counted.
+    huge: these make its standard error as large. So what is far counts as far in the mean, and is counted.
     """
 
-    #: Their mean, by which E[log p] drifts, in nats, with its standard error; and their trimmed mean.
+    #: Their mean, nats, with its standard error.
     mean: Elbo
-    location: Elbo
-    #: Nats about that, beyond which a change counts as far: what one draw of a Gaussian posterior in 10,000 is below
-    #: the median of log p.
+    #: Nats about their median, beyond which a change counts as far: what one draw of a Gaussian posterior in 10,000 is
+    #: below the median of log p.
     far: float
     #: Changes that are far above it; shape (n_rises,).
     rises: Array
@@ -325,117 +338,86 @@ class JointDrift:
 
     @property
     def limit(self) -> float:
-        """Drift from which on it counts: less may come of errors of single coordinates that do not count."""
-        return max(_MUCH * math.sqrt(0.5 * self.n_dim), _PER_COORDINATE * self.n_dim)
+        """Drift from which on it counts: as much may come of standard deviations whose errors do not count."""
+        return max(_MUCH * math.sqrt(0.5 * self.n_dim), LIMITS["sd"] * self.n_dim)
 
     @property
     def is_much(self) -> bool:
-        """Whether log p of most draws drifts by much, also by its own error."""
-        return bool(abs(self.location.value) > max(self.limit, _CERTAIN * self.location.se))
-
-    @property
-    def _excess(self) -> int:
-        return len(self.rises) - self.n_falls
+        """Whether log p drifts by much, also by its own error."""
+        return bool(abs(self.mean.value) > max(self.limit, critical(1) * self.mean.se))
 
     @property
     def has_minority(self) -> bool:
         """Whether log p rises far at a part of the draws that counts, more often than it would fall by chance."""
-        n = len(self.rises) + self.n_falls
-        return self._excess > _LEAST_FAR * self.n_draws and float(bdtrc(len(self.rises) - 1, n, 0.5)) < FAMILY_WISE
-
-    @property
-    def stands_out(self) -> bool:
-        """Whether log p drifts by much."""
-        return self.has_minority or self.is_much
+        n_rises, n_falls = len(self.rises), self.n_falls
+        is_part = n_rises - n_falls > _LEAST_FAR * self.n_draws
+        return is_part and float(bdtrc(n_rises - 1, n_rises + n_falls, 0.5)) < FAMILY_WISE
 
     def in_words(self) -> str:
         """Return what was measured."""
         return (
-            f"log p of most draws drifts by {self.location} nats; it rises by more than {self.far:.0f} at "
-            f"{len(self.rises):,}, and falls as far at {self.n_falls:,} of {self.n_draws:,}"
+            f"E[log p] drifts by {self.mean} nats; it rises by more than {self.far:.0f} at {len(self.rises):,}, and "
+            f"falls as far at {self.n_falls:,} of {self.n_draws:,}"
         )
 
 
-def joint_drift_of(moved: Moved, log_q: tuple[Array, Array] | None = None) -> JointDrift:
-    """Return the changes of log p of moved draws; of their mean, less what log q at starts and controls explains."""
-    change, n_dim, n_draws = moved.change, moved.start.shape[1], len(moved.start)
-    other = np.zeros_like(change) if log_q is None else log_q[1] - log_q[0]
-    rest = change - _slope(change, other) * other
-    mean = Elbo(float(rest.mean()), float(_standard_error(rest)) if n_draws > 1 else np.inf)
-    location = trimmed_mean(change)
+def joint_drift_of(moved: Moved) -> JointDrift:
+    """Return the changes of log p of moved draws."""
+    change, n_dim = moved.change, moved.start.shape[1]
     far = 0.5 * float(chdtri(n_dim, _RARE) - chdtri(n_dim, 0.5))
-    apart = change - location.value
-    return JointDrift(mean, location, far, change[apart > far], int(np.sum(apart < -far)), n_draws, n_dim)
+    apart = change - np.median(change)
+    near = np.clip(apart, -far, far)
+    mean = Elbo(float(near.mean() + np.median(change)), float(near.std() / np.sqrt(len(near))))
+    return JointDrift(mean, far, change[apart > far], int(np.sum(apart < -far)), len(change), n_dim)
 
 
-def trimmed_mean(values: Array) -> Elbo:
-    """Return the mean without the fifths at both ends, with its standard error, by the winsorised variance.
+def compared(scores: Array, before: Array, after: Array, source: NDArray[np.intp]) -> dict[str, Estimates]:
+    """Return by how much moments and limits of columns, (n, k), change from weights of draws to other weights of them.
 
-    References
-    ----------
-    .. [1] K. K. Yuen (1974). The two-sample trimmed t for unequal population variances. Biometrika 61.
-       https://doi.org/10.1093/biomet/61.1.165
+    Draws of one source, as before and after they were moved, are not independent. Whether a limit moves is judged by
+    how many draws cross it: quantiles of few draws have longer tails.
     """
-    ordered, n = np.sort(values), len(values)
-    cut = int(_TRIMMED * n)
-    kept = ordered[cut : n - cut]
-    if len(kept) < 2:
-        return Elbo(float(np.mean(values)) if n else np.nan, np.inf)
-    winsorised = np.clip(ordered, kept[0], kept[-1])
-    return Elbo(float(kept.mean()), float(winsorised.std(ddof=1) / ((1.0 - 2.0 * cut / n) * np.sqrt(n))))
+    of_sources, order, apart = _sums_by(source), np.argsort(scores, axis=0), (after - before)[:, None]
+
+    def error(values: Array) -> Array:
+        return np.asarray(np.sqrt(np.sum((of_sources @ values) ** 2, axis=0)))
+
+    def quantile(weights: Array, level: float) -> Array:
+        at = np.argmax(np.cumsum(weights[order], axis=0) >= level, axis=0)[None]
+        return np.take_along_axis(scores, np.take_along_axis(order, at, axis=0), axis=0)[0]
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        first, last = scores - before @ scores, scores - after @ scores
+        variance, ratio = before @ first**2, np.sqrt(after @ last**2 / (before @ first**2))
+        growth = after[:, None] * ((last / ratio) ** 2 - variance) - before[:, None] * (first**2 - variance)
+        found = {
+            "mean": Estimates((first - last)[0], error(after[:, None] * last - before[:, None] * first)),
+            "sd": Estimates(ratio - 1.0, 0.5 * error(growth) / variance),
+        }
+        for name, level in LEVELS.items():
+            value = quantile(after, level) - quantile(before, level)
+            crossed = apart * ((scores <= quantile(0.5 * (before + after), level)) - level)
+            found[name] = Estimates(value, np.abs(value) * error(crossed) / np.abs(crossed.sum(axis=0)))
+    return {name: where_usable(np.isfinite(of.value) & (of.se > 0.0), of) for name, of in found.items()}
 
 
-#: Standard deviation of normal scores below which a quantity counts as constant.
-_CONSTANT = 1e-3
+def moved_drift_of(moved: Moved, scores: Array, functionals: Functionals | None = None) -> Drift:
+    """Return the drift of columns, (2 n, k), from controls to moved draws."""
+    n = len(moved.end)
+    after = np.repeat((0.0, 1.0 / n), n)
+    return Drift(compared(scores, after[::-1], after, np.tile(np.arange(n), 2)), n, functionals)
 
 
-def rank_drift(before: Array, after: Array) -> tuple[Estimates, Estimates]:
-    """Return by how much mean and standard deviation of normal scores change.
+def normal_scores(values: Array) -> Array:
+    """Return the quantiles of a standard normal at the ranks of values, by column.
 
-    Values of both samples are replaced by the quantiles of a standard normal at their ranks among all. These are the
-    same for any increasing function of the quantity, such as its logarithm, and their moments exist: what has heavy
-    tails is compared as well as what has none.
+    These are the same for any increasing function of a quantity, such as its logarithm, and their moments exist: what
+    has heavy tails is compared as well as what has none.
     """
     from scipy.stats import rankdata  # 0.4 s to import
 
-    n = len(before)
     with np.errstate(invalid="ignore"):
-        old, new = np.split(ndtri((rankdata(np.concatenate([before, after]), axis=0) - 0.5) / (2 * n)), 2)
-    old_mean, new_mean, old_sd, new_sd = old.mean(axis=0), new.mean(axis=0), old.std(axis=0), new.std(axis=0)
-    usable = (old_sd > _CONSTANT) & (new_sd > _CONSTANT)  # False for NaN
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shift = (new_mean - old_mean) / old_sd
-        shift_se = (new - old).std(axis=0, ddof=1) / old_sd / np.sqrt(n)
-        squares = ((new - new_mean) / new_sd) ** 2 - ((old - old_mean) / old_sd) ** 2
-        growth = relative(np.log(new_sd / old_sd), 0.5 * squares.std(axis=0, ddof=1) / np.sqrt(n))
-    return where_usable(usable, Estimates(shift, shift_se)), where_usable(usable, growth)
-
-
-def limit_drift(before: Array, after: Array, level: float) -> Estimates:
-    """Return by how much a quantile changes, in normal scores of the draws before.
-
-    Its error is such that chance is judged by a sign test: of the outermost of all draws, as many should come from
-    before as from after. Quantiles of few draws have longer tails.
-    """
-    n = len(before)
-    at = np.sort(after, axis=0)[min(int(level * n), n - 1)]
-    n_outer = max(int(2 * n * min(level, 1.0 - level)), 1)
-    order = np.argsort(np.concatenate([before, after]), axis=0)
-    outer = order[-n_outer:] if level > 0.5 else order[:n_outer]
-    with np.errstate(invalid="ignore"):
-        below = (np.sum(before <= at, axis=0) + 0.5) / (n + 1)
-        varied = ~np.isnan(before + after).any(axis=0) & (np.sum(before == at, axis=0) <= 1)
-    value = ndtri(below) - ndtri(level)
-    certain = 2.0 * np.abs(np.sum(outer >= n, axis=0) - 0.5 * n_outer) / np.sqrt(n_outer)
-    least = np.sqrt(2.0 * level * (1.0 - level) / n) / density_of_normal(ndtri(level))
-    return where_usable(varied, Estimates(value, np.maximum(np.abs(value) / np.maximum(certain, 0.1), 0.5 * least)))
-
-
-def relative(log_ratio: Array, se: Array) -> Estimates:
-    """Return a ratio less 1 from its logarithm, as many standard errors from 0."""
-    growth = np.expm1(log_ratio)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return Estimates(growth, se * np.where(log_ratio == 0.0, 1.0, growth / log_ratio))
+        return np.asarray(ndtri((rankdata(values, axis=0) - 0.5) / len(values)))
 
 
 def where_usable(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
@@ -443,65 +425,23 @@ def where_usable(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
     return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, 1.0))
 
 
-#: Probability below the lower limit, and above the upper one, of 89 % intervals.
-TAIL = 0.055
-
-
-def functional_drift_of(functionals: Functionals, before: Array, after: Array, seconds: float) -> Drift | None:
+def functional_drift_of(functionals: Functionals, moved: Moved, seconds: float) -> Drift | None:
     """Return the drift of functionals from draws of q to moved ones."""
-    n = min(len(before), functionals.affordable(seconds) // 2)
+    n = min(len(moved.end), functionals.affordable(seconds) // 2)
     if n < FEWEST:
         return None
+    moved = replace(moved, control=moved.control[:n], end=moved.end[:n])
     try:
-        values = functionals.at(before[:n]), functionals.at(after[:n])
+        values = np.concatenate([functionals.at(moved.control), functionals.at(moved.end)])
     except Exception:  # as above: it may fail at some draws alone
         return None
-    mean, sd = rank_drift(*values)
-    lower, upper = (limit_drift(*values, level) for level in (TAIL, 1.0 - TAIL))
-    return Drift({"mean": mean, "sd": sd, "lower": lower, "upper": upper}, n, functionals)
-
-
-#: Part of the values that has to differ from the next one.
-_DIFFERENT = 0.9
+    return moved_drift_of(moved, normal_scores(values), functionals)
 
 
 def weighted_shift_of(values: Array, log_ratio: Array, functionals: Functionals | None) -> Drift:
-    """Return by how much importance weights move coordinates, or what is computed of draws, (n_draws, n_columns).
-
-    Quantities are compared as normal scores of the draws of q, as moved draws are. Both sides are the same draws, so
-    that the error of a difference is that of the weights alone.
-    """
-    order = np.argsort(values, axis=0)
-    ordered = np.take_along_axis(values, order, axis=0)  # NaN is last
-    with np.errstate(invalid="ignore"):
-        different = np.mean(np.diff(ordered, axis=0) > 0.0, axis=0)
-    usable = ~np.isnan(ordered[-1]) & (different > _DIFFERENT)
-    scores = ndtri((np.arange(len(values)) + 0.5) / len(values))[:, None]
-    weights = softmax(smoothed(log_ratio)[0])[order]  # of each column, in the order of its values: of equal scores
-    mean, sd = _moments(scores, weights)
-    lower, upper = (_limit(scores, weights, level) for level in (TAIL, 1.0 - TAIL))
-    parts = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
-    return Drift({name: where_usable(usable, of) for name, of in parts.items()}, len(values), functionals)
-
-
-def _moments(scores: Array, weights: Array) -> tuple[Estimates, Estimates]:
-    """Return mean and relative standard deviation."""
-    apart, before = weights - 1.0 / len(weights), scores.std()
-    mean = np.sum(weights * scores, axis=0)
-    squares = (scores - mean) ** 2
-    variance = np.sum(weights * squares, axis=0)
-    shift = Estimates(mean / before, np.sqrt(np.sum(apart**2 * squares, axis=0)) / before)
-    error = 0.5 * np.sqrt(np.sum((apart * (squares / variance - 1.0)) ** 2, axis=0))
-    return shift, relative(0.5 * np.log(variance) - np.log(before), error)
-
-
-def _limit(scores: Array, weights: Array, level: float) -> Estimates:
-    """Return by how much a quantile is off; its error takes the density of a normal of the same moments."""
-    found = scores[np.argmax(np.cumsum(weights, axis=0) >= level, axis=0), 0]
-    error = np.sqrt(np.sum(((weights - 1.0 / len(weights)) * ((scores <= found) - level)) ** 2, axis=0))
-    mean = np.sum(weights * scores, axis=0)
-    sd = np.sqrt(np.sum(weights * (scores - mean) ** 2, axis=0))
-    return Estimates(found - ndtri(level), error * sd / density_of_normal((found - mean) / sd))
+    """Return by how much importance weights move coordinates, or what is computed of draws, (n_draws, n_columns)."""
+    n, weights = len(values), softmax(smoothed(log_ratio)[0])
+    return Drift(compared(normal_scores(values), np.full(n, 1.0 / n), weights, np.arange(n)), n, functionals)
 
 
 # --- symmetries that log p may have: exchanged labels and changed signs ---
