@@ -86,9 +86,9 @@ MIN_KHAT_DRAWS = 100
 _NO_WEIGHT = 700.0
 #: Log ratios that differ by less are those of a q that is the posterior.
 _ALL_EQUAL = 1e-8
-#: Relative variance up to which weights count as nearly equal, the draws that it has to rest on, draws that this takes
-#: at least, and part of the draws that may be lost.
-_EVEN, _LEAST_BEHIND, _LEAST_DRAWS, _MOST_LOST = 1.0 / 9.0, 30.0, 4_000, 0.001
+#: Relative variance up to which weights count as nearly equal, the draws that it has to rest on, and part of the draws
+#: that may be lost.
+_EVEN, _LEAST_BEHIND, _MOST_LOST = 1.0 / 9.0, 30.0, 0.001
 #: k-hat, and part of the draws that weights are worth, beyond which, in so few dimensions, weights are uneven for
 #: another reason than the number of coordinates or the far tails.
 _WORST_KHAT, _LEAST_EFFECTIVE, _FEW = 1.0, 0.02, 50
@@ -218,8 +218,8 @@ class Weights(NamedTuple):
     -----
     The variance of the weights bounds what q is off by: a mean by its square root, in standard deviations of q, a
     variance by the root of twice as much (Cauchy and Schwarz). Up to a ninth, that is a third of a standard deviation.
-    It can be taken at its word where it does not rest on a handful of draws [1]_; otherwise larger weights still are to
-    be expected of more draws, and k-hat decides.
+    It can be taken at its word where it does not rest on a handful of draws [1]_, and weights can be used then;
+    otherwise larger weights still are to be expected of more draws, and k-hat decides.
 
     References
     ----------
@@ -248,23 +248,18 @@ class Weights(NamedTuple):
         """
         if self.n_draws < MIN_KHAT_DRAWS:
             return WeightVerdict.UNKNOWN
-        enough = self.khat == -np.inf or (self.n_draws >= _LEAST_DRAWS and self.n_behind >= _LEAST_BEHIND)
+        enough = self.khat == -np.inf or self.n_behind >= _LEAST_BEHIND
         if enough and self.n_lost <= _MOST_LOST * self.n_draws and self.uneven <= _EVEN:
             return WeightVerdict.EVEN
-        if self.khat <= khat_limit(self.n_draws):
+        if enough or self.khat <= khat_limit(self.n_draws):
             return WeightVerdict.USABLE
         is_far = self.khat > _WORST_KHAT and self.effective < _LEAST_EFFECTIVE * self.n_draws
         return WeightVerdict.FAR if 0 < n_dim <= _FEW and is_far else WeightVerdict.UNEVEN
 
-    @property
-    def tells(self) -> bool:
-        """Whether they say what q is off by, if not to the last digit."""
-        return self.verdict().helps or (self.n_draws >= _LEAST_DRAWS and self.n_behind >= _LEAST_BEHIND)
-
     def sentence(self, n_dim: int = 0) -> str:
         """Return k-hat with its error, what the draws are worth, and what that means."""
         verdict = self.verdict(n_dim)
-        alarm = verdict is WeightVerdict.EVEN and self.khat > khat_limit(self.n_draws)
+        alarm = verdict.helps and self.khat > khat_limit(self.n_draws)
         return (
             f"Pareto k-hat {self.khat_text()} ({self.n_draws:,} draws, worth {self.effective:,.0f}): {verdict.sentence}"
             + " The shape of their tail, which k-hat describes, does not matter then." * alarm

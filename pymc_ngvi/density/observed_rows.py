@@ -86,14 +86,30 @@ class ObservedLogp:
         whole = np.concatenate([np.broadcast_to(part, (len(part), *shape[1:])) for part in parts])
         return np.asarray(whole, dtype=np.float64).reshape(len(theta), -1)
 
-    def dependence(self) -> sparse.csr_array:
-        """Return which coordinates each observation depends on, (n_rows, n_dim): True where it does."""
-        depends = Dependences(self._facts, self._theta).of(self._logp)
-        return sparse.csr_array(depends.sets[depends.index.ravel()])
+    def dependence(self, *, of_parameters: bool = False) -> sparse.csr_array:
+        """Return which coordinates each observation depends on, (n_rows, n_dim): True where it does.
+
+        Of parameters: by its distribution, whatever the value that was observed.
+        """
+        facts, variables, model = self._facts, [self._logp], self._density.model
+        if of_parameters:
+            with without_c(model):
+                given = model.replace_rvs_by_values([*_parameters(model[self.name], model.free_RVs)])
+                flat = self._density.graphs.on_flat_vector([v for v in given if not has_op([v], RNGConsumerOp)])
+                facts = Facts(pt.add(*[v.sum() for v in flat], 0.0, 0.0), self._theta)
+            variables = [v for v in flat if not facts.is_known(v) and broadcasts(facts.shape(v), self.shape)]
+        result = sparse.csr_array((int(np.prod(self.shape)), self._density.n_dim), dtype=bool)
+        for variable in variables:
+            depends = Dependences(facts, self._theta).of(variable)
+            result = result + sparse.csr_array(depends.sets[np.broadcast_to(depends.index, self.shape).ravel()])
+        return result
 
 
-def observed_logp(density: ModelDensity, name: str) -> ObservedLogp:
-    """Return the log densities of the rows of an observed variable; raise ValueError where these have none."""
+def observed_logp(density: ModelDensity, name: str, *, by_rows: bool = True) -> ObservedLogp:
+    """Return the log densities of the rows of an observed variable; raise ValueError where these have none.
+
+    ``by_rows`` False: that of all of its values does, too.
+    """
     if not isinstance(density, LogDensity):
         raise ValueError("The rows are in shards or batches: not all are at hand. Fit a part of the data alone.")
     result, rv = ObservedLogp(density, name), density.model[name]
@@ -103,7 +119,7 @@ def observed_logp(density: ModelDensity, name: str) -> ObservedLogp:
             f"{', '.join(map(repr, [name, *beside]))} have one log density together: rows have none of their own. "
             "Fit a model that observes one variable, such as all of them in one array."
         )
-    if rv.ndim > len(result.shape) and np.prod(result.shape) == 1:
+    if by_rows and rv.ndim > len(result.shape) and np.prod(result.shape) == 1:
         raise ValueError(
             f"The values of {name!r} have one log density together, as those of a time series, of a multivariate "
             "normal, or with labels in common (a change point, a Markov chain): rows have none of their own. Write a "
@@ -264,7 +280,7 @@ def _parameters(rv: Variable, free: list[Variable]) -> Iterator[Variable]:
     try:
         parameters = rv.owner.op.dist_params(rv.owner)
     except (AttributeError, NotImplementedError, TypeError, ValueError):
-        return
+        parameters = [i for i in rv.owner.inputs if str(getattr(i.type, "dtype", "")).startswith("float")]
     for var in parameters:
         if var.owner is not None and hasattr(var.owner.op, "dist_params") and var not in free:
             yield from _parameters(var, free)

@@ -576,7 +576,9 @@ class RowsGiven:
             return rows.values(points)
         if not isinstance(rows, ManyRowsLeft):
             return self.logp_of_whole(values, np.swapaxes(points, 1, 2))
-        whole = np.swapaxes(rows.completed(points), 1, 2)
+        # Effects have been seen to matter nothing for conditions: they are at the means of their priors.
+        at = np.zeros((len(points), len(rows.narrowing.effects.coordinates), points.shape[2]))
+        whole = np.swapaxes(rows.completed(points, at), 1, 2)
         return np.where(np.isfinite(self.logp_of_whole(values, whole)), rows.values(points), -np.inf)
 
 

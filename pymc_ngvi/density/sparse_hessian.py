@@ -47,8 +47,7 @@ class SparseHessian:
         self._search: PatternSearch | None = None
         self._structure: HessianPattern | None = None
         self._found: tuple[ColouredHessian | None] | None = None
-        # The first that was found with these data, before it was widened; the last pattern that was coloured.
-        self._first: tuple[Pattern | None] | None = None
+        # The last pattern that was coloured.
         self._last: tuple[Pattern | None, Colouring | None] = (None, None)
         self._rng = np.random.default_rng(0)
         self._n_calls = self.n_widened = 0
@@ -68,8 +67,6 @@ class SparseHessian:
         other._n_calls = other.n_widened = 0
         other._forget_old_data()
         other._found = None
-        if other._first is not None and np.array_equal(start, self._start):
-            other._found = (other._coloured(other._first[0]),)
         return other
 
     @property
@@ -78,8 +75,6 @@ class SparseHessian:
         self._forget_old_data()
         if self._found is None:
             self._found = (self._find(),)
-            coloured = self._found[0]
-            self._first = (None if coloured is None else coloured.pattern,)
         return self._found[0]
 
     @property
@@ -94,7 +89,7 @@ class SparseHessian:
     def _forget_old_data(self) -> None:
         # `pm.set_data` puts another array in the place of the old one.
         if self._data is not None and not self._data.are_current():
-            self._data = self._structure = self._found = self._first = None
+            self._data = self._structure = self._found = None
             self._n_calls, self.looked = 0, False
 
     def _by_graph(self) -> "HessianPattern":

@@ -141,8 +141,7 @@ def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bo
     fgraph = copy_of(outputs)
     rewrites.wide_indices.rewrite(fgraph)
     rewrites.stable.rewrite(fgraph)
-    for rewrite in rewrites.shorter:
-        rewrite.rewrite(fgraph)
+    rewrites.shorter.rewrite(fgraph)
     for _ in range(2):
         rewrites.named(include, exclude).rewrite(fgraph)
         rewrites.stable.rewrite(fgraph)

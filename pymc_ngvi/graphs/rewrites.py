@@ -194,27 +194,6 @@ stable = dfs_rewriter(
 )
 
 
-@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
-def _one_branch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Write ``switch(c, f(x), f(y))`` as ``f(switch(c, x, y))``, as both branches are evaluated everywhere.
-
-    The log density of a Bernoulli variable with logit x has -softplus(-x) where the data are 1, and -softplus(x) where
-    they are 0.
-    """
-    if not isinstance(node.op.scalar_op, ps.Switch):
-        return None
-    condition, *branches = node.inputs
-    if not all(b.owner is not None and isinstance(b.owner.op, Elemwise) for b in branches):
-        return None
-    first, second = (b.owner for b in branches)
-    kind = type(first.op.scalar_op)
-    if kind is not type(second.op.scalar_op) or kind not in (Softplus, ps.Neg):
-        return None
-    if kind is ps.Neg and not any(_is_of(n.inputs[0], Softplus) for n in (first, second)):
-        return None
-    return [first.op(node.op(condition, first.inputs[0], second.inputs[0]))]
-
-
 @node_rewriter([All])  # type: ignore[untyped-decorator]
 def _true_by_construction(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Drop the check of a parameter that can't fail: exp(x) >= 0, 0 <= 1 - exp(-exp(x)) <= 1; NaN makes log p NaN."""
@@ -261,8 +240,8 @@ def _equals(variable: Variable, value: float) -> bool:
         return False
 
 
-#: In this order: what is evaluated once in the place of twice; what need not be evaluated.
-shorter = (dfs_rewriter(_one_branch), dfs_rewriter(_true_by_construction))
+#: Takes away what need not be evaluated.
+shorter = dfs_rewriter(_true_by_construction)
 
 
 @node_rewriter([Subtensor])  # type: ignore[untyped-decorator]

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from numpy.typing import NDArray
+from scipy import sparse
 
 from pymc_ngvi.core.bridge import Side
 from pymc_ngvi.core.parts import DataParts, passes, rows_of_set
+from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sizes import AT_ONCE, FIXED_SEED, N_SHOWN
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.observed_rows import MaskedDensity
@@ -25,6 +27,8 @@ from pymc_ngvi.marginal.trees import IntegratedTrees
 
 #: Draws of the globals, at least and at most; values of rows in all, beyond which there are fewer than may be.
 _FEWEST_DRAWS, _MOST_DRAWS, _MOST_VALUES = 500, N_SHOWN, 2**30
+#: Of the fewest draws, those that may be beyond these values: more passes than that take longer than all other draws.
+_TOO_FEW = 20
 #: Of the ladder of rules: integrals themselves are wanted, not how they change with the globals. The next one moves
 #: densities of rows of a random intercept and slope by 0.001 nats at most.
 _RULE = 2
@@ -58,21 +62,19 @@ class IntegratedAgain:
         self._state, self._masked, self._trees, self._forest = state, masked, trees, trees.forest
         rules = references(self._forest.n_levels)
         self._rule = max(rule, rules[min(_RULE, len(rules) // 2)], key=lambda one: one.n_nodes)
-        depends = masked.rows.dependence()[:, trees.forest.locals_].tocsr()
-        #: The block of each row, -1 where it depends on globals alone.
-        self._block = np.full(depends.shape[0], -1, dtype=np.intp)
-        self._block[np.repeat(np.arange(depends.shape[0]), np.diff(depends.indptr))] = trees.forest.block[
-            depends.indices
-        ]
+        forest, depends = trees.forest, masked.rows.dependence()[:, trees.forest.locals_]
+        of_block = np.ones(forest.n_local), (np.arange(forest.n_local), forest.block)
+        #: What each row depends on: blocks, of which a factor of the density alone may be one; (n_rows, n_blocks).
+        self._blocks = sparse.csr_array(depends @ sparse.csr_array(of_block, shape=(forest.n_local, forest.n_blocks)))
 
     def predictives(self, parts: DataParts) -> Predictives:
         """Return the predictive densities."""
         state, forest = self._state, self._forest
-        work = _Work.of(parts, self._block)
+        work = _Work.of(parts, self._blocks)
         of_pool = self._picked(1 + len(work.by_pass) + len(work.scores_by_pass))
         g_of_pool, n = state.pool.g[of_pool], len(of_pool)
         log_out, log_scored = np.empty((n, parts.out.shape[0])), np.empty((n, parts.scored.shape[0]))
-        size = max(1, AT_ONCE // max(forest.n_local, len(self._block), forest.n_blocks * (1 + len(work.by_pass))))
+        size = max(1, AT_ONCE // max(forest.n_local, self._blocks.shape[0], forest.n_blocks * (1 + len(work.by_pass))))
         for start in range(0, n, size):
             rows = slice(start, min(start + size, n))
             self._chunk(parts, work, g_of_pool[rows], log_out[rows], log_scored[rows])
@@ -81,7 +83,9 @@ class IntegratedAgain:
     def _picked(self, n_passes: int) -> Ints:
         """Return the rows of the pool that are used: all of them, as only together they are evenly spread, or a few."""
         n_pool = len(self._state.pool.g)
-        values = n_passes * len(self._block) * len(self._rule.nodes)
+        values = n_passes * self._blocks.shape[0] * len(self._rule.nodes)
+        if values > _MOST_VALUES // _TOO_FEW:
+            raise NotApart(f"{n_passes:,} passes over {self._blocks.shape[0]:,} rows")
         n = int(np.clip(_MOST_VALUES // values, _FEWEST_DRAWS, _MOST_DRAWS))
         if n >= n_pool:
             return np.arange(n_pool)
@@ -108,8 +112,9 @@ class IntegratedAgain:
         if parts.are_whole:
             log_scored[:] = log_out
             return
+        rows_of_block = sparse.csr_array(self._blocks.T)
         for sets in work.scores_by_pass:
-            some = self._of_blocks(theta, np.concatenate([work.still_out(parts, i, self._block) for i in sets]))
+            some = self._of_blocks(theta, np.concatenate([work.still_out(parts, i, rows_of_block) for i in sets]))
             for i in sets:
                 blocks, part = work.blocks_of_score[i], int(parts.part[i])
                 without = kept[part][:, np.searchsorted(work.blocks[part], blocks)]
@@ -136,21 +141,24 @@ class _Work:
     scores_by_pass: list[Ints]
 
     @classmethod
-    def of(cls, parts: DataParts, block: Ints) -> "_Work":
-        blocks = [_known(block[rows_of_set(parts.out, i)]) for i in range(parts.out.shape[0])]
-        scores = [] if parts.are_whole else range(parts.scored.shape[0])
-        of_scores = [_known(block[rows_of_set(parts.scored, i)]) for i in scores]
-        return cls(blocks, _by_number(passes(blocks)), of_scores, _by_number(passes(of_scores)))
+    def of(cls, parts: DataParts, blocks: sparse.csr_array) -> "_Work":
+        of_parts, of_scores = _in_each(parts.out, blocks), list[Ints]()
+        if not parts.are_whole:
+            of_scores = _in_each(parts.scored, blocks)
+        return cls(of_parts, _by_number(passes(of_parts)), of_scores, _by_number(passes(of_scores)))
 
-    def still_out(self, parts: DataParts, score: int, block: Ints) -> Ints:
+    def still_out(self, parts: DataParts, score: int, rows_of_block: sparse.csr_array) -> Ints:
         """Return the rows of the blocks of a score that are left out while it is predicted."""
-        out = parts.rows_out(int(parts.part[score]))
-        out = out[np.isin(block[out], self.blocks_of_score[score])]
+        touched = [rows_of_set(rows_of_block, int(block)) for block in self.blocks_of_score[score]]
+        out = np.intersect1d(parts.rows_out(int(parts.part[score])), np.concatenate([np.empty(0, np.intp), *touched]))
         return np.setdiff1d(out, rows_of_set(parts.scored, score))
 
 
-def _known(blocks: Ints) -> Ints:
-    return np.unique(blocks[blocks >= 0])
+def _in_each(sets: sparse.csr_array, blocks: sparse.csr_array) -> list[Ints]:
+    """Return the blocks of each set of rows."""
+    found = sparse.csr_array(sets @ blocks)
+    found.sort_indices()
+    return np.split(found.indices.astype(np.intp), found.indptr[1:-1])
 
 
 def _by_number(numbers: Ints) -> list[Ints]:

@@ -194,12 +194,20 @@ def _is_constant_along(axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return all(shape[axis] == 1 for axis in axes)
 
 
+def _shape(var: Variable, facts: Facts) -> tuple[int, ...]:
+    """Return the shape of a summand."""
+    try:
+        return facts.shape(var)
+    except KeyError:  # it is an elementwise function that was written here
+        return np.broadcast_shapes(*(_shape(i, facts) for i in var.owner.inputs))
+
+
 def _added(node: Apply, operand: Variable, summands: list[tuple[list[Variable], Variable]], facts: Facts) -> Variable:
     """Return what a linear function makes of a sum, by summands."""
     shape = facts.shape(operand)
     parts = []
     for factors, var in summands:
-        whole = var if facts.shape(var) == shape else var + np.zeros(shape)
+        whole = var if _shape(var, facts) == shape else var + np.zeros(shape)
         [linear] = node.clone_with_new_inputs([whole if i is operand else i for i in node.inputs], strict=False).outputs
         of_sum = [f.sum(axis=node.op.axis) if isinstance(node.op, CAReduce) else f for f in factors]
         parts.append(functools.reduce(pt.mul, of_sum, linear))

@@ -38,6 +38,8 @@ from pymc_ngvi.families.gaussian import LowRankState, Partition
 from pymc_ngvi.reading.affine import logp_of
 from pymc_ngvi.rows.expectation import row_slices
 
+__all__ = ["Conditional", "ReparametrisedDensity", "reparametrised"]
+
 # --- vectors and matrices of the local coordinates of many draws, block by block ---
 
 #: Part of a diagonal entry that its pivot must exceed, or the matrix counts as singular.

@@ -108,7 +108,7 @@ from pymc_ngvi.results.plotting import (
     plot_khat,
     plot_sensitivity,
 )
-from pymc_ngvi.results.predictions import Given, Groups, predict_bambi, predictions_at
+from pymc_ngvi.results.predictions import Given, Groups, predictions_at
 from pymc_ngvi.results.priors import PriorSensitivity, prior_sensitivity, reweighted
 from pymc_ngvi.results.sampling import (
     Covariance,
@@ -1470,9 +1470,7 @@ class NGVIApproximation(Approximation):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
         rng, posterior, theta = self._to_predict(draws, random_seed)
-        if bambi_model is not None:
-            return predict_bambi(posterior, bambi_model, new_data, groups, var_names, theta, rng)
-        return predictions_at(posterior, theta, new_data, groups, var_names, seed_of(rng))
+        return predictions_at(posterior, theta, new_data, groups, var_names, seed_of(rng), bambi_model=bambi_model)
 
     def _to_predict(self, draws: int, random_seed: Seed) -> tuple[np.random.Generator, Posterior, Array]:
         if self.record is not None:
@@ -1745,7 +1743,9 @@ class NGVIApproximation(Approximation):
 
     # --- new_rows ---
 
-    def update(self, new_data: Given, *, draws: int = N_REWEIGHTED, random_seed: Seed = None) -> "Updated":
+    def update(
+        self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None, bambi_model: Any = None
+    ) -> "Updated":
         """Return the posterior given new rows as well as those of the fit, without another fit.
 
         Draws of the posterior are weighted by the density of the new rows [1]_. Under an exact posterior of a model
@@ -1755,16 +1755,18 @@ class NGVIApproximation(Approximation):
 
         Parameters
         ----------
-        new_data : dict
+        new_data : dict or DataFrame
             The new rows alone: observations by the name of the observed variable, or of its ``pm.Data``; the other
             ``pm.Data`` of these rows; and lists of labels by the name of a dim with coords, as `predict` takes them. An
             index into variables that have such a dim may be given by labels; labels that were not in the fit are new
             levels, which the verdict names. Data with a value for each row are required; others that are not named are
-            those of the fit.
+            those of the fit. For a Bambi model: a DataFrame with the columns of its formula.
         draws : int, default 4_000
             Independent draws that those of the posterior should be worth; at least 100.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Default: a seed that belongs to the fit.
+        bambi_model : bambi.Model, optional
+            The model that was fitted, where ``new_data`` is a DataFrame.
 
         Returns
         -------
@@ -1775,7 +1777,7 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         TypeError
-            For new data that are no dict.
+            For new data that are no dict; for a DataFrame without the Bambi model, and for anything else with it.
         ValueError
             Where the observations are not there, or have missing values; for names that the model does not have, ragged
             arrays, and lengths that do not agree; where the elements of an observed variable have one distribution
@@ -1818,7 +1820,8 @@ class NGVIApproximation(Approximation):
         >>> abs(mean - 4 / 44) < 0.02
         True
         """
-        made, change = updated(self._posterior, new_data, draws, self._generator_of_fit(random_seed, sizes.UPDATES))
+        rng = self._generator_of_fit(random_seed, sizes.UPDATES)
+        made, change = updated(self._posterior, new_data, draws, rng, bambi_model)
         found = self._of_weighted(Updated, made)
         found._change, found._density_of_rows = made, change
         return found

@@ -555,7 +555,7 @@ class PoolDistribution(Distribution):
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of what there is: not more than these are worth, where more would be repetitions."""
-        if not self.q.rest.n_parts:
+        if not self.q.rest.n_parts * len(self.q.locals_):
             n = min(n, math.ceil(self.q.rest.effective_size(self.q.effective_size)))
         return self.q.draw(n, rng, enlarges=False)
 
@@ -632,7 +632,7 @@ class PoolDistribution(Distribution):
         """
         q, whitens = self.q, self.gaussian
         is_own = q.rest.is_nested and np.array_equal(whitens.mean(), q.mean())
-        if is_own and q.effective_size < _PER_DIM * q.n_dim:
+        if is_own and q.rest.effective_size(q.effective_size) < _PER_DIM * q.n_dim:
             whitens = DiagonalState.from_scale(q.mean(), q.sd())
         return MovePlan(density, whitens, lambda draws: draws)
 

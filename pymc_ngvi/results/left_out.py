@@ -427,17 +427,20 @@ def _groups(
         axis = own.index(groups)
         label = np.indices(shape)[axis].ravel().astype(np.intp)
         return label, np.asarray(coords.get(groups, np.arange(shape[axis]))), groups
-    depends = elementwise.dependence().tocsc()
-    for v in posterior.layout.variables:
-        of_v = model.named_vars_to_dims.get(v.name) or ()
-        if groups not in of_v or len(of_v) != len(v.shape):
-            continue
-        level = np.indices(v.shape)[of_v.index(groups)].ravel()
-        inside = sparse.csr_array(depends[:, v.where] @ np.equal.outer(level, np.arange(level.max(initial=-1) + 1)))
-        labels = np.asarray(model.coords.get(groups) or np.arange(inside.shape[1]))
-        if (np.diff(inside.indptr) == 1).all() and len(labels) == inside.shape[1]:
-            known = np.unique(inside.indices)
-            return np.searchsorted(known, inside.indices).astype(np.intp), labels[known], groups
+    variables = [v for v in posterior.layout.variables if groups in (model.named_vars_to_dims.get(v.name) or ())]
+    # A zero of a hurdle model says nothing of its group: its distribution does.
+    for of_parameters in (False, True) if variables else ():
+        depends = elementwise.dependence(of_parameters=of_parameters).tocsc()
+        for v in variables:
+            of_v = model.named_vars_to_dims[v.name]
+            if len(of_v) != len(v.shape):
+                continue
+            level = np.indices(v.shape)[of_v.index(groups)].ravel()
+            inside = sparse.csr_array(depends[:, v.where] @ np.equal.outer(level, np.arange(level.max(initial=-1) + 1)))
+            labels = np.asarray(model.coords.get(groups) or np.arange(inside.shape[1]))
+            if (np.diff(inside.indptr) == 1).all() and len(labels) == inside.shape[1]:
+                known = np.unique(inside.indices)
+                return np.searchsorted(known, inside.indices).astype(np.intp), labels[known], groups
     dims = sorted({d for dims in model.named_vars_to_dims.values() for d in dims or () if d and d != groups})
     raise ValueError(
         f"Rows of {name!r} do not belong to one {groups!r} each, as far as the model tells: {suggestion(groups, dims)} "

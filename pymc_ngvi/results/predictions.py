@@ -1,12 +1,13 @@
 """Predictions for new data."""
 
-import contextlib
 import functools
 import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+from unittest import mock
 
 import numpy as np
 import pymc as pm
@@ -14,16 +15,16 @@ import xarray as xr
 
 from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
+from scipy import sparse
 
 from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened, suggestion
-from pymc_ngvi.core.sizes import seed_of
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
 from pymc_ngvi.reading.roles import uncoupled_axes
-from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace
+from pymc_ngvi.results.distributions import Posterior
 from pymc_ngvi.results.summary import roles_of, two_points
 
 #: Arrays by the name of a ``pm.Data``, and labels by the name of a dim.
@@ -113,8 +114,9 @@ class NewData:
             old, new = (np.take(a, [pair[k] for pair in both], axis) for k, a in enumerate((old, new)))
         return bool(np.array_equal(old, new))
 
-    def check_indices(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ValueError where whole numbers index levels that are not there, of dims or of variables of a shape."""
+    def check_indices(self, graph: PredictiveGraph, names: Sequence[str]) -> None:
+        """Raise ValueError where whole numbers index levels that are not there, of dims or of some variables."""
+        shapes = dict(zip(names, graph.shapes([self.model[name] for name in names]), strict=True))
         for name, array in self.arrays.items():
             if array.dtype.kind not in "iu" or not array.size:
                 continue
@@ -135,9 +137,8 @@ class NewData:
         """Raise ValueError where data that are needed still have the old length of a dim, or have missing values."""
         for name in needed:
             if name in self.arrays:
-                missing = np.unique(np.argwhere(np.isnan(self.arrays[name]))[:, :1]).tolist()
-                if missing and not np.isnan(self.before(name)).any():
-                    raise ValueError(f"{name!r} has missing values, in rows {listed(missing)}: fill in, or leave out.")
+                if not np.isnan(self.before(name)).any():
+                    _refuse_missing(name, np.isnan(self.arrays[name]))
                 continue
             for dim, old in zip(self.dims(name), self.before(name).shape, strict=True):
                 new = self.lengths.get(dim, old) if dim is not None else old
@@ -150,6 +151,12 @@ class NewData:
 #: What to do about indices that are too large.
 _OF_LEVELS = "for others, give the labels of all levels, as {0!r}, or labels in the place of numbers in {1!r}"
 _OF_LENGTH = "a length that is fixed in the model; for new levels, give it a dim with coords, and fit again"
+
+
+def _refuse_missing(name: str, is_missing: NDArray[np.bool_]) -> None:
+    """Raise ValueError where values are missing."""
+    if rows := np.unique(np.argwhere(is_missing)[:, :1]).tolist():
+        raise ValueError(f"{name!r} has missing values, in rows {listed(rows)}: fill in, or leave out.")
 
 
 def checked_dict(given: Given) -> Given:
@@ -554,28 +561,31 @@ def predictions_at(
     groups: Groups,
     var_names: str | Sequence[str] | None,
     random_seed: int,
-    effects: frozenset[str] | None = None,
     at: Given | None = None,
+    bambi_model: Any = None,
 ) -> xr.DataTree:
     """Return predictions at unconstrained draws, (n_draws, n_dim).
 
-    ``effects`` are those of groups, where known. ``at`` is what to set data to, in rows that stay what they are: with
-    it, the means of observed variables are predicted.
+    ``at`` is what to set data to, in rows that stay what they are: with it, the means of observed variables are
+    predicted.
     """
     check_groups(groups)
     if posterior.density.is_sharded:
         raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
     with posterior.with_data_of_fit():
-        model = posterior.density.given
-        names = _wanted(posterior, var_names)
-        rows = new = NewData.of(model, posterior.layout.coords, new_data)
+        if bambi_model is None:
+            rows = new = NewData.of(posterior.density.given, posterior.layout.coords, new_data)
+        else:
+            rows = new = rows_of_bambi(posterior, bambi_model, new_data, observed=False)
         if at is not None:
-            new = NewData.of(model, posterior.layout.coords, {**(new_data or {}), **at})
-        graph = new.graph()
+            new = NewData.of(new.model, posterior.layout.coords, {**(new_data or {}), **at})
+        model, graph = new.model, new.graph()
+        names = _wanted(posterior, model, var_names, by_rows=bambi_model is not None)
         needed = graph.needed(names)
         needed_data = graph.data_needed(names)
         new.check_complete(needed_data)
-        if effects is None:
+        effects = frozenset(v.name for v in posterior.layout.variables if {*new.dims(v.name)} & {*new.labels})
+        if bambi_model is None:
             of_groups = roles_of(posterior, two_points(posterior)).groups if groups == "average" else ()
             effects = frozenset(name for group in of_groups for name in (*group.effects, *group.offsets))
         observed = {name: values for name, values in find_observations(model).items() if not np.ma.is_masked(values)}
@@ -590,7 +600,7 @@ def predictions_at(
             if not graph.depends_on_new(model[name])
             or model[name].owner.op.ndim_supp  # a chain goes on from its states
         }
-        new.check_indices({name: draws.shape[1:] for name, draws in free.items()})
+        new.check_indices(graph, [*free])
         plan = Treatments(posterior, graph, new, rows, groups, effects, free, observed)
         treatments = plan.of(needed)
         if groups == "average" and not effects and not plan.averaged:
@@ -608,8 +618,12 @@ def predictions_at(
         values = given_new_data(
             lambda: function(known), new, needed_data, "The model can't draw what it is to predict: {}"
         )
+        if bambi_model is not None:  # an intercept alone has one value for all rows
+            values = [np.broadcast_to(v, (len(v), len(model.coords[_OBS]), *v.shape[2:])) for v in values]
         tree = tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
-        if not new_data and at is None:  # of the rows of the fit: where ArviZ looks for them
+        if hasattr(getattr(bambi_model, "family", None), "transform_mean"):
+            _with_probabilities(tree, bambi_model)
+        if bambi_model is None and at is None and not new_data:  # of the rows of the fit: where ArviZ looks for them
             seen = [name for name in names if name in observed]
             tree["posterior_predictive"] = xr.DataTree(tree["predictions"].to_dataset()[seen])
             like = tree["predictions"].to_dataset().isel(chain=0, draw=0, drop=True)
@@ -619,16 +633,21 @@ def predictions_at(
         return tree
 
 
-def _wanted(posterior: Posterior, var_names: str | Sequence[str] | None) -> list[str]:
-    """Return the names of what to predict: as asked, or what is observed, and what was added after the fit."""
-    model = posterior.density.given
-    if var_names is None:
-        fitted = {*(v.name for v in posterior.layout.variables), *posterior.density.summed_out_names}
-        names = [rv.name for rv in model.basic_RVs if rv in model.observed_RVs or rv.name not in fitted]
-        if not names:
-            raise ValueError("The model has no observed variables: name what to predict, as var_names.")
-        return names
-    return checked_names(var_names, [v.name for v in (*model.basic_RVs, *model.deterministics)])
+def _wanted(posterior: Posterior, model: Any, var_names: str | Sequence[str] | None, *, by_rows: bool) -> list[str]:
+    """Return the names of what to predict: as asked, or what is observed, and what was added after the fit.
+
+    ``by_rows``: what has a value for each row of a Bambi model, and nothing else.
+    """
+    fitted = {*(v.name for v in posterior.layout.variables), *posterior.density.summed_out_names}
+    names = [rv.name for rv in model.basic_RVs if rv in model.observed_RVs or rv.name not in fitted]
+    if by_rows:
+        of_rows = [d.name for d in model.deterministics if _OBS in (model.named_vars_to_dims.get(d.name) or ())]
+        return checked_names(var_names, [*of_rows, *names], "which is not predicted")
+    if var_names is not None:
+        return checked_names(var_names, [v.name for v in (*model.basic_RVs, *model.deterministics)])
+    if not names:
+        raise ValueError("The model has no observed variables: name what to predict, as var_names.")
+    return names
 
 
 def given_new_data[T](
@@ -656,6 +675,17 @@ def _do_not_fit(new: NewData, needed: Sequence[str], error: Exception) -> str:
         "indexes, and lengths that are fixed in the model, such as shape=8, can't change: give variables of groups a "
         "dim with coords for levels that are new."
     )
+
+
+def _with_probabilities(tree: xr.DataTree, model: Any) -> None:
+    """Give probabilities of ordered classes for those that the model has: up to each, or of going on beyond it."""
+    parent, threshold = (model.parameters[name] for name in (model.family.likelihood.parent, "threshold"))
+    name, response = parent.alias or parent.name, model.response_term.alias or model.response_term.name
+    found = tree["predictions"].to_dataset()
+    if name in found:
+        dims = {f"{response}_dim": f"{threshold.alias or threshold.name}_dim"}
+        probabilities = model.family.transform_mean(model, found[name].rename(dims))
+        tree["predictions"] = xr.DataTree(found.drop_dims(dims).assign({name: probabilities}))
 
 
 # --- the tree ---
@@ -809,194 +839,113 @@ def _label(term: Any) -> str:
     return str(term.alias or term.name)
 
 
-# --- predictions of Bambi models for a data frame, with the effects of levels that were not in the fit ---
+# --- models that Bambi built, with the rows of a data frame: built again, with the means and transforms of the fit ---
 
 _OBS = "__obs__"
 
 
-def predict_bambi(
-    posterior: Posterior,
-    model: Any,
-    frame: Any,
-    groups: Groups,
-    var_names: str | Sequence[str] | None,
-    theta: Array,
-    rng: np.random.Generator,
-) -> xr.DataTree:
-    """Return the predictions of a Bambi model at unconstrained draws; see `NGVIApproximation.predict`.
+class _Rows(np.ndarray[Any, Any]):
+    """An array that keeps its rows, of which there may be one, where Bambi squeezes it."""
 
-    Bambi computes them for levels that it knows, one new level of each factor at a time: with the effects of the new
-    level for those of the known ones.
-    """
-    check_groups(groups)
+    def squeeze(self, axis: Any = None) -> Any:
+        """Return it without further axes of length 1."""
+        return self.reshape(len(self), *(n for n in self.shape[1:] if n > 1))
+
+
+def rows_of_bambi(posterior: Posterior, model: Any, frame: Any, *, observed: bool) -> NewData:
+    """Return the model of the rows of a data frame, and the labels of groups, those of the fit first."""
     if not hasattr(frame, "columns"):
         raise TypeError(f"For a Bambi model, new_data should be a DataFrame; got {shortened(frame)}.")
     if not getattr(model, "built", False) or model.backend is None:
         raise ValueError("The Bambi model is not built: call model.build() or model.fit(...) first.")
-    draws = _draws(posterior, model, theta, rng)
-    terms = list(_terms(model, posterior))
-    levels = {factor: _new_levels(term, frame) for factor, term, *_ in terms}
-    new = {factor: list(dict.fromkeys(v for v in found if v is not None)) for factor, found in levels.items()}
-    if groups == "known" and any(new.values()):
-        factor = next(f for f in new if new[f])
-        raise ValueError(
-            f"Factor {factor!r} has levels {listed(new[factor])} that were not in the fit. groups='new' draws their "
-            "effects from their prior given its parameters; groups='average' takes the mean of that prior."
-        )
-    frame = _of_known_levels(model, terms, frame)
-    effects = _effects(posterior, terms, new, groups, theta, seed_of(rng))
-    parts, places = [], []
-    for chosen, rows in _by_levels(levels, len(frame), groups):
-        changed = draws.copy()
-        for factor, _, name, dim in terms:
-            if groups == "average":
-                changed[name] = effects[name].transpose(*draws[name].dims)
-            elif chosen.get(factor) is not None:
-                one = effects[name].sel({dim: chosen[factor]}, drop=True)
-                changed[name] = one.expand_dims({dim: draws[dim]}).transpose(*draws[name].dims)
-        parts.append(_parameters(model, changed, frame.iloc[rows].reset_index(drop=True)))
-        places.append(rows)
-    order = np.argsort(np.concatenate(places), kind="stable")
-    predictions = xr.concat(parts, dim=_OBS).isel({_OBS: order}).assign_coords({_OBS: np.arange(len(frame))})
-    response = str(model.response_term.alias or model.response_term.name)
-    wanted = checked_names(var_names, [*map(str, predictions.data_vars), response], "which is not predicted")
-    if response in wanted:
-        with _columns_named():
-            predictions[response] = model.family.posterior_predictive(
-                model=model,
-                posterior=xr.merge([draws, predictions]),
-                data=frame,
-                random_seed=seed_of(rng),
-            )
-    attrs = {"inference_library": "pymc_ngvi", "inference_library_version": __version__, "groups": groups}
-    predictions = predictions[wanted].transpose("chain", "draw", ...)
-    predictions.attrs = attrs
-    return xr.DataTree.from_dict({"predictions": predictions})
-
-
-def _draws(posterior: Posterior, model: Any, theta: Array, rng: np.random.Generator) -> xr.Dataset:
-    """Return draws of all parameters as Bambi has them."""
-    dims = posterior.model.named_vars_to_dims
-    named = [v.name for v in (*posterior.layout.variables, *posterior.density.deterministics)]
-    names = frozenset(
-        name for name in named if _OBS not in (dims.get(name) or ())
-    )  # a value for each row is not needed
-    values = Constrainer.of(posterior.density, names=names)(theta, random_seed=seed_of(rng))
-    tree = to_datatree(to_multitrace(posterior.model, values, {}, 1), posterior.model)
-    return uncentre_bambi_intercept(model, tree)["posterior"].to_dataset()
-
-
-def _terms(model: Any, posterior: Posterior) -> Iterator[tuple[str, Any, str, str]]:
-    """Yield the factor, the term, the name and the dim of factors of all effects of groups."""
-    for part in model.backend.distributional_components.values():
-        for term in part.component.group_specific_terms.values():
-            name = str(term.alias or term.name)
-            dims = posterior.model.named_vars_to_dims.get(name) or ()
-            dim = next((d for d in dims if d.endswith("__factor_dim")), None)
-            if dim is None:
-                raise ValueError(f"The approximation has no {name!r}: it is not one of this Bambi model.")
-            yield term.name.split("|")[1], term, name, dim
-
-
-def _unseen(term: Any, frame: Any) -> dict[str, tuple[Any, list[bool]]]:
-    """Return the columns of a factor that have new levels: a level of the fit, and the rows with others."""
-    found = {}
-    for component in term.term.factor.components:
-        if component.name not in frame.columns:
-            if component.var_names == {component.name}:
-                raise ValueError(f"new_data has no column {component.name!r}, which is a factor of the Bambi model.")
-            continue  # a call, of whose new levels Bambi says something
-        known, values = set(component.levels), frame[component.name].tolist()
-        new = [value not in known for value in values]
-        check_types(f"column {component.name!r}", list(dict.fromkeys(values)), component.levels)
-        if any(new):
-            found[component.name] = component.levels[0], new
-    return found
-
-
-def _new_levels(term: Any, frame: Any) -> list[str | None]:
-    """Return, for each row, the level of a factor if that was not in the fit."""
-    new = np.zeros(len(frame), dtype=bool)
-    for _, rows in _unseen(term, frame).values():
-        new |= rows
-    if not new.any():
-        return [None] * len(frame)
-    columns = [c.name if c.name in frame.columns else sorted(c.var_names)[0] for c in term.term.factor.components]
-    labels = frame[columns].astype(str).agg(":".join, axis=1).tolist()
-    return [label if is_new else None for label, is_new in zip(labels, new, strict=True)]
-
-
-def _of_known_levels(model: Any, terms: Sequence[tuple[str, Any, str, str]], frame: Any) -> Any:
-    """Return a data frame with levels of the fit in the place of new ones, for Bambi to evaluate."""
-    used = {name for _, term, *_ in terms for name in term.term.expr.var_names}
-    for part in model.backend.distributional_components.values():
-        common = part.component.design.common
-        used |= {name for term in (common.terms.values() if common else ()) for name in term.var_names}
-    frame = frame.copy()
-    for _, term, *_ in terms:
-        for column, (level, new) in _unseen(term, frame).items():
-            if column in used:
-                raise ValueError(
-                    f"Column {column!r} has levels that were not in the fit, and is a predictor as well as a grouping "
-                    "factor: it has no coefficient for them."
-                )
-            frame[column] = [level if is_new else old for old, is_new in zip(frame[column], new, strict=True)]
-    return frame
-
-
-def _effects(
-    posterior: Posterior,
-    terms: Sequence[tuple[str, Any, str, str]],
-    new: dict[str, list[str]],
-    groups: Groups,
-    theta: Array,
-    random_seed: int,
-) -> xr.Dataset:
-    """Return draws of the effects of all levels, those that are new included."""
-    wanted = [name for factor, _, name, _ in terms if new[factor] or groups == "average"]
-    if not wanted:
-        return xr.Dataset()
-    labels = {
-        dim: [*posterior.layout.coords[dim].tolist(), *(new[factor] if groups == "new" else ())]
-        for factor, _, name, dim in terms
-        if name in wanted
-    }
-    dims = posterior.model.named_vars_to_dims
-    raw = frozenset(v.name for v in posterior.layout.variables if set(labels) & set(dims.get(v.name) or ()))
-    made = predictions_at(posterior, theta, labels, groups, wanted, random_seed, effects=raw)
-    return made["predictions"].to_dataset()
-
-
-def _by_levels(
-    levels: dict[str, list[str | None]], n: int, groups: Groups
-) -> Iterator[tuple[dict[str, str | None], list[int]]]:
-    """Yield sets of new levels, one of each factor at most, and the rows that have them."""
-    if groups == "average":
-        yield {}, list(range(n))
-        return
-    rows: dict[tuple[str | None, ...], list[int]] = {}
-    for i in range(n):
-        rows.setdefault(tuple(found[i] for found in levels.values()), []).append(i)
-    for key, places in rows.items():
-        yield dict(zip(levels, key, strict=True)), places
-
-
-def _parameters(model: Any, draws: xr.Dataset, frame: Any) -> xr.Dataset:
-    """Return what Bambi predicts of the parameters of the response that have a value for each row."""
-    tree = xr.DataTree.from_dict({"posterior": draws})
-    with _columns_named():
-        model.predict(tree, data=frame)
-    found = tree["posterior"].to_dataset()
-    return found[[name for name in found.data_vars if _OBS in found[name].dims]]
-
-
-@contextlib.contextmanager
-def _columns_named() -> Iterator[None]:
-    """Say which column of a data frame is missing, in the place of an error from the depth of formulae."""
+    spec, backend, frame = copy(model), type(model.backend)(), frame.reset_index(drop=True)
+    spec._components = {name: copy(part) for name, part in model.parameters.items()}
+    spec._response_component = copy(model._response_component)
+    labels, processes = dict[str, list[Any]](), list[Any]()
     try:
-        yield
+        for part in spec.conditional_parameters.values():
+            centred = part.common_terms if model.center_predictors and part.intercept_term is not None else ()
+            processes += [term.hsgp for term in part.hsgp_terms.values()]
+            part.terms = {k: _term_of(term, frame, labels, k in centred) for k, term in part.terms.items()}
+        spec.center_predictors = False  # they are
+        spec._response_component.term = _response_of(model, frame, observed=observed)
     except KeyError as error:
         raise ValueError(
-            f"new_data has no column {error.args[0]!r}, which the formula of the Bambi model names. Bambi asks for the "
-            "columns of the response, too, where there are trials."
+            f"new_data has no column {error.args[0]!r}, which the formula of the Bambi model names. Those of the "
+            "response are needed, too, where there are trials."
         ) from error
+    centres = iter([gp._X_center for of in processes for gp in (of.values() if isinstance(of, dict) else [of])])
+    linearized = pm.gp.HSGP.prior_linearized
+
+    def centred_as_before(gp: Any, points: Any) -> Any:
+        gp._X_center = next(centres)
+        return linearized(gp, points)
+
+    with mock.patch.object(pm.gp.HSGP, "prior_linearized", centred_as_before):
+        backend.build(spec)
+    missing = [v.name for v in posterior.layout.variables if v.name not in backend.model.named_vars]
+    if missing:
+        raise ValueError(f"The approximation has {quoted(missing)}: it is not one of this Bambi model.")
+    of_fit = {dim: _levels(known) for dim, known in posterior.layout.coords.items() if dim != _OBS}
+    return NewData(backend.model, {}, labels, of_fit)
+
+
+def _term_of(term: Any, frame: Any, labels: dict[str, list[Any]], is_centred: bool) -> Any:
+    """Return a term of a linear predictor with the rows of a data frame; ``labels`` get those of its groups."""
+    new, new.term = copy(term), copy(term.term)
+    if not hasattr(term, "group_index"):
+        data = _complete(term.name, term.term.eval_new_data(frame))
+        if hasattr(term, "hsgp"):
+            new.term.data, new.hsgp_attributes = data, {**term.hsgp_attributes, "L": term.L, "c": None}
+        else:
+            data = data.reshape(len(frame), *term.data.shape[1:])
+            new.data = (data - term.data.mean(axis=0) if is_centred else data).view(_Rows)
+        return new
+    new.term.expr, factor = copy(term.term.expr), term.term.factor
+    data = _complete(term.name, term.term.expr.eval_new_data(frame))
+    new.term.expr.data = data.reshape(len(frame), *term.predictor.shape[1:])
+    columns = [c.name if c.name in frame.columns else min(c.var_names) for c in factor.components]
+    known, unseen = frame.copy(), np.zeros(len(frame), dtype=bool)
+    for component, column in zip(factor.components, columns, strict=True):
+        _refuse_missing(column, frame[column].isna().to_numpy())
+        if component.name == column:
+            check_types(f"column {column!r}", list(dict.fromkeys(frame[column].tolist())), component.levels)
+            is_known = frame[column].isin(component.levels)
+            known[column] = frame[column].where(is_known, component.levels[0])  # for any indicator
+            unseen |= ~is_known.to_numpy()
+    indicators = factor.eval_new_data(known)
+    written = frame[columns].astype(str).agg(":".join, axis=1)
+    groups = [*term.groups, *dict.fromkeys(written[unseen])]
+    new.group_index = np.where(unseen, [groups.index(label) for label in written], indicators.argmax(axis=1))
+    new.term.groups = labels[f"{term.alias or term.name.split('|')[1]}__factor_dim"] = groups
+    new.data = sparse.csr_array(np.equal.outer(new.group_index, np.arange(len(groups))))
+    return new
+
+
+def _response_of(model: Any, frame: Any, *, observed: bool) -> Any:
+    """Return the response of the rows of a data frame; where that is to be predicted, it may have any values."""
+    new, of_fit = copy(model.response_term), np.asarray(model.response_term.data)
+    columns, data = sorted(new.term.var_names), np.repeat(of_fit[:1], len(frame), axis=0)
+    has_more = data.ndim > 1 and not new.categorical and bool((of_fit[:, 1:] != of_fit[0, 1:]).any())
+    if observed or (has_more and not new.is_censored and not new.is_weighted):
+        for column in columns:
+            _refuse_missing(column, frame[column].isna().to_numpy())
+        if new.categorical:
+            known = dict(zip(new._response.data[columns[0]], of_fit, strict=True))
+            if unknown := sorted({str(value) for value in frame[columns[0]] if value not in known}):
+                raise ValueError(f"{columns[0]!r} has {listed(unknown)}, which it had not in the fit.")
+            data = np.array([known[value] for value in frame[columns[0]]])
+        else:
+            data = np.asarray(new.evaluate_new_data(frame))
+    elif new.is_censored:
+        data[:, 1] = 0
+    new.family = copy(new.family)
+    new.family.get_data = lambda _: data.view(_Rows)
+    return new
+
+
+def _complete(name: str, values: Any) -> Array:
+    """Return values without missing ones."""
+    array = np.asarray(values, dtype=np.float64)
+    _refuse_missing(name, np.isnan(array))
+    return array

@@ -221,7 +221,7 @@ def sample_tree(
         )
     observed = [str(rv.name) for rv in model.observed_RVs] if asked else []
     names = observed and checked_names(None if asked is True else asked, observed, option="log_likelihood")
-    rows = [observed_logp(posterior.density, name) for name in names]
+    rows = [observed_logp(posterior.density, name, by_rows=False) for name in names]
     trace, attrs, theta = sample_trace(posterior, kept, draws, rng, how)
     more = dict(posterior.distribution.groups(posterior.layout))
     if rows:

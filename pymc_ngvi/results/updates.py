@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import pymc as pm
 
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ from pymc_ngvi.marginal.new_rows import (
 from pymc_ngvi.marginal.sampling import evenly_picked
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.results.distributions import Posterior
-from pymc_ngvi.results.predictions import Given, NewData, Treatments, checked_dict, given_new_data
+from pymc_ngvi.results.predictions import Given, NewData, Treatments, checked_dict, given_new_data, rows_of_bambi
 from pymc_ngvi.results.weighted import ElsewhereDensity, Weighted, joint_draws, weighted
 
 # --- new rows of a model, checked, and their log densities at draws of the posterior ---
@@ -50,12 +51,18 @@ type Values = Mapping[str, AnyArray]
 class NewRows:
     """New rows, and the variables that these depend on."""
 
-    def __init__(self, posterior: Posterior, given: Given) -> None:
-        model = posterior.density.given
+    def __init__(self, posterior: Posterior, given: Given, bambi_model: Any = None) -> None:
         self._posterior = posterior
-        observed, data = _split(model, given)
-        self.new = NewData.of(model, posterior.layout.coords, data)
-        self._graph = self.new.graph()
+        #: The model of Bambi, and the data frame.
+        self.of_bambi = None if bambi_model is None else (bambi_model, given)
+        observed: dict[str, Any]
+        if bambi_model is None:
+            observed, data = _split(posterior.density.given, given)
+            self.new = NewData.of(posterior.density.given, posterior.layout.coords, data)
+        else:
+            self.new = rows_of_bambi(posterior, bambi_model, given, observed=True)
+            observed = {rv.name: None for rv in self.new.model.observed_RVs}
+        model, self._graph = self.new.model, self.new.graph()
         names = list(observed)
         self.new.check_complete(self._graph.data_needed(names))
         self.data = self._graph.data_needed(names)
@@ -86,12 +93,11 @@ class NewRows:
         #: A draw to look at; where a coefficient is 0, it may hide things.
         self.point = posterior.density.initial_point()[None]
         one = self.free(self.point)
-        self.new.check_indices({name: of.shape[1:] for name, of in one.items()})
+        self.new.check_indices(self._graph, [*one])
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
-        self._treatments = Treatments(posterior, self._graph, self.new, self.new, "new", frozenset(), numbers, {}).of(
-            needed
-        )
+        plan = Treatments(posterior, self._graph, self.new, self.new, "new", frozenset(), numbers, {})
+        self._treatments = plan.of([rv for rv in needed if rv.name not in self.observed])
         self._treatments |= {name: Treatment(size=self._rows_of(name)) for name in self.observed}
         self.has_known_discrete = any(self._treatments[name].known is not None for name in self._discrete)
         self._check_priors()
@@ -565,12 +571,12 @@ _FIT_AGAIN = "Fit again with all of the rows."
 
 
 def updated(
-    posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator
+    posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator, bambi_model: Any = None
 ) -> tuple[Weighted, Callable[[], Estimate]]:
     """Return the posterior given new rows as well, and what tells their log density; see `NGVIApproximation.update`."""
     posterior.check_weighable(draws)
     with posterior.with_data_of_fit():
-        rows = NewRows(posterior, new_data)
+        rows = NewRows(posterior, new_data, bambi_model)
         made, doubts = _draws(posterior, draws, rng)
         if rows.grown and (step := len(made.theta) // (_MANY * draws)) > 1:  # evenly, about as many as are wanted
             every = slice(None, None, step)
@@ -705,7 +711,13 @@ def _with_all_rows(
     """Return log p given all rows, or those that are there, and draws in its coordinates."""
     has_rows = not (posterior.changed_data() or posterior.density.why_in_part or posterior.density.is_streamed)
     every = _AllRows(rows, has_rows=has_rows)
-    density: Any = LogDensity(every.model(), backend=posterior.density.backend)
+    if rows.of_bambi is None:
+        model = every.model()
+    else:
+        of_bambi, frame = rows.of_bambi
+        frame = pd.concat([of_bambi._response_component.response.data, frame]) if has_rows else frame
+        model = rows_of_bambi(posterior, of_bambi, frame, observed=True).model
+    density: Any = LogDensity(model, backend=posterior.density.backend)
     if not has_rows:
         density = ElsewhereDensity(density, "the rows of the fit are not there")
     if has_rows and density.layout.variables == posterior.layout.variables:

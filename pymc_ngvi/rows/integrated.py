@@ -323,26 +323,19 @@ class Integrated:
 
     def __call__(self, *inputs: Array) -> Sequence[Array]:
         """Return log E[exp f], (n_points, n_rows), from predictors, data, and the slopes a."""
-        return [self._in_parts(_log_mean, 1, inputs)[0]]
-
-    def moments(self, *inputs: Array) -> tuple[Array, Array]:
-        """Return mean and variance of z given the predictors, (n_points, n_rows) each."""
-        mean, variance = self._in_parts(_moments, 2, inputs)
-        return mean, variance
+        return [self._in_parts(_log_mean, inputs)]
 
     def drawn(self, rng: np.random.Generator, *inputs: Array) -> Array:
         """Return one draw of z given the predictors for each of the points, (n_points, n_rows)."""
-        return self._in_parts(lambda some, place: _drawn(some, place, rng), 1, inputs)[0]
+        return self._in_parts(lambda some, place: _drawn(some, place, rng), inputs)
 
     @np.errstate(all="ignore")  # densities overflow far from the mode: the caller sees what is not finite
-    def _in_parts(
-        self, take: Callable[[_Integrand, _Place], Sequence[Array]], n: int, inputs: Sequence[Array]
-    ) -> list[Array]:
+    def _in_parts(self, take: Callable[[_Integrand, _Place], Array], inputs: Sequence[Array]) -> Array:
         """Apply a function to the integrands of few rows and points at a time."""
         k = self.n_predictors
         points, data, slopes = list(inputs[:k]), list(inputs[k : len(inputs) - k]), list(inputs[len(inputs) - k :])
         n_points, n_rows = np.broadcast_shapes(*[x.shape for x in inputs])
-        result = [np.empty((n_points, n_rows)) for _ in range(n)]
+        result = np.empty((n_points, n_rows))
         most = max(1, _AT_A_TIME // (1 + int(2 * _REACH / _FIRST) * 2))
         n_at_once = min(n_points, most)
         for rows in row_slices(n_rows, max(1, most // n_at_once)):
@@ -352,9 +345,7 @@ class Integrated:
             place = _placed(whole, shape)
             for at in row_slices(n_points, n_at_once):
                 some = whole.at_points([x[at] for x in own])
-                found = take(some, _Place(place.centre[at], place.scale[at], place.bend[at]))
-                for total, part in zip(result, found, strict=True):
-                    total[at, rows] = part
+                result[at, rows] = take(some, _Place(place.centre[at], place.scale[at], place.bend[at]))
         return result
 
 
@@ -466,7 +457,7 @@ def _sum(heights: Array, slope: Array, top: Array) -> Array:
     return np.asarray(np.einsum("npr,npr->pr", heights, slope))
 
 
-def _log_mean(of: _Integrand, place: _Place) -> list[Array]:
+def _log_mean(of: _Integrand, place: _Place) -> Array:
     """Return log E[exp f], each row by nodes that are as close as it takes."""
     heights, slope = _integrand(of, place, _FINE_NODES)
     top = heights.max(axis=0)
@@ -488,7 +479,7 @@ def _log_mean(of: _Integrand, place: _Place) -> list[Array]:
         result[:, rows] = np.log(total * (spacing / _ROOT_2_PI)) + top
         left = (np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0)
         rows, total, top = rows[left], total[:, left], top[:, left]
-    return [result]
+    return result
 
 
 def _between(nodes: Array) -> Array:
@@ -518,17 +509,7 @@ def densities(function: Compiled, points: Array, data: list[Array], slopes: Arra
     return z, np.exp(heights - heights.max(axis=0)), slope, float(_FINER_NODES[1] - _FINER_NODES[0])
 
 
-def _moments(of: _Integrand, place: _Place) -> list[Array]:
-    """Return mean and variance of z."""
-    weights, slope = _integrand(of, place, _FINE_NODES)
-    weights = np.exp(weights - weights.max(axis=0)) * slope
-    weights /= weights.sum(axis=0)
-    z, _ = place.at_all(_FINE_NODES)
-    mean = np.sum(weights * z, axis=0)
-    return [mean, np.sum(weights * (z - mean) ** 2, axis=0)]
-
-
-def _drawn(of: _Integrand, place: _Place, rng: np.random.Generator) -> list[Array]:
+def _drawn(of: _Integrand, place: _Place, rng: np.random.Generator) -> Array:
     """Return a draw of z at each point: of the density that is linear between nodes, by an independence sampler."""
     density, slope = _integrand(of, place, _FINE_NODES)
     density = np.exp(density - density.max(axis=0)) * slope
@@ -550,4 +531,4 @@ def _drawn(of: _Integrand, place: _Place, rng: np.random.Generator) -> list[Arra
         proposed = of(z) + np.log(slope) - np.log(left + part * (right - left))
         accept = np.log(rng.random(shape)) < proposed - ratio if step else np.ones(shape, dtype=bool)
         current, ratio = np.where(accept, z, current), np.where(accept, proposed, ratio)
-    return [current]
+    return current

@@ -556,10 +556,8 @@ class ManyRowsLeft(ManyRows):
 
         return self._completed(x, drawn)
 
-    def completed(self, x: Array, z: Array | None = None) -> Array:
-        """Return the same with means of the effects, or as some standard normals have it, (n, n_effects, m)."""
-        if z is None:
-            return self._completed(x, lambda function, points, data: function.moments(*points, *data)[0])
+    def completed(self, x: Array, z: Array) -> Array:
+        """Return the same with effects as some standard normals, (n, n_effects, m), have them."""
         parts = iter(np.split(z, np.cumsum([len(group.rows) for group in self.narrowing.effects.groups])[:-1], axis=1))
         return self._completed(x, lambda *_: next(parts).reshape(-1, x.shape[2]).T)
 

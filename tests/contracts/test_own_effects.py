@@ -74,12 +74,10 @@ def test_an_integrated_row_is_what_quadrature_by_scipy_gives(function, data):
     own = [np.array([[x]]) for x in data]
     for scale in SCALES:
         inputs = [PREDICTORS[:, None], *own, np.array([[scale]])]
-        found, (mean, variance) = rows(*inputs)[0][:, 0], rows.moments(*inputs)
+        found = rows(*inputs)[0][:, 0]
         for k, eta in enumerate(PREDICTORS[1::2]):
-            value, first, second = by_quadrature(function, eta, scale, data)
+            value, _, _ = by_quadrature(function, eta, scale, data)
             assert abs(found[1 + 2 * k] - value) < 2e-8 * (1.0 + 1e-4 * abs(value))
-            assert abs(mean[1 + 2 * k, 0] - first) < 5e-4 * (1.0 + abs(first))
-            np.testing.assert_allclose(variance[1 + 2 * k, 0], second, rtol=2e-3)
 
 
 def test_far_from_its_mode_a_row_is_minus_infinity_or_right():

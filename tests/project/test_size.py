@@ -8,14 +8,14 @@ import pytest
 from size import ROOT, count, sizes_of_rooms, total
 
 #: At most so many in the package. To add is to take away elsewhere; what has become smaller lowers its limit.
-LIMITS = {"statements": 33_100, "numbers": 1_345, "classes": 625, "functions of one statement": 1_528}
+LIMITS = {"statements": 32_090, "numbers": 1_270, "classes": 609, "functions of one statement": 1_479}
 #: Raised once: results lost the names that a rule of the type checker had asked for, so that two statements became one.
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "density": 6_010, "results": 5_958, "rows": 2_697, "marginal": 2_545, "families": 2_224, "fitting": 2_095,
-    "core": 1_817, "steps": 1_777, "graphs": 1_677, "reading": 1_263, "mixtures": 939, "nested": 754, "moves": 711,
-    "ops": 688, "many": 676, "reparam": 440, "": 326, "posteriors": 291, "estimators": 149, "updates": 63,
+    "density": 5_808, "results": 5_790, "marginal": 2_601, "rows": 2_502, "fitting": 2_086, "families": 1_977,
+    "core": 1_807, "graphs": 1_616, "steps": 1_614, "reading": 1_256, "mixtures": 913, "nested": 752, "moves": 695,
+    "ops": 679, "many": 662, "reparam": 503, "": 324, "posteriors": 289, "estimators": 138, "updates": 61,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
 OVERDRAFT = 0

@@ -195,22 +195,43 @@ def new_rows(**columns):
     return pd.DataFrame({"x": [30.0] * len(columns["group"]), **columns})
 
 
-def test_known_groups_are_predicted_as_bambi_does(data, by_group):
-    model, approx = by_group
-    rows = data.iloc[[3, 20, 40]]
-    found = approx.predict(rows, bambi_model=model, draws=50, random_seed=2)["predictions"]
-    draws = uncentre_bambi_intercept(model, approx.sample(50, random_seed=2))
-    expected = model.predict(draws, data=rows.reset_index(drop=True), inplace=False)["posterior"]["mu"]
-    np.testing.assert_allclose(found["mu"], expected, rtol=1e-9)
-    assert found["y"].shape == (1, 50, 3)
-    assert len(np.unique(found["y"])) == 150
+PREDICTED = {
+    "groups": ("y ~ x + (1 | group) + (x | group:kind)", {}, "mu"),
+    "splines": ("y ~ bs(x, df=4) + scale(z)", {}, "mu"),
+    "process": ("y ~ 0 + kind + hsgp(x, m=6, c=1.5, by=kind)", {}, "mu"),
+    "offset": ("hit ~ 1 + offset(np.log(z ** 2))", {"family": "poisson"}, "mu"),
+    "trials": ("p(hit, trials) ~ x + (1 | group)", {"family": "binomial"}, "p"),
+    "ordered": ("level ~ 0 + x", {"family": "cumulative"}, "p"),
+    "classes": ("kind ~ x", {"family": "categorical"}, "p"),
+    "censored": ("censored(waited, status) ~ x", {"family": "weibull", "link": "log"}, "mu"),
+}
+
+
+@pytest.mark.parametrize(("formula", "options", "parent"), PREDICTED.values(), ids=PREDICTED)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_rows_are_predicted_as_bambi_does(data, formula, options, parent):
+    ordered = pd.Categorical(np.digitize(data["y"], [17.0, 20.0]), ordered=True)
+    status = np.where(data["hit"] == 1, "right", "none")
+    model, approx = fitted(
+        formula, data.assign(trials=5, level=ordered, waited=data["y"] ** 2, status=status), **options
+    )
+    for rows in (data.iloc[[3]], data.iloc[[3, 20, 40]]):  # one row has no axes to lose
+        rows = rows.assign(trials=5)
+        found = approx.predict(rows, bambi_model=model, draws=50, random_seed=2)["predictions"]
+        draws = uncentre_bambi_intercept(model, approx.sample(50, random_seed=2))
+        expected = model.predict(draws, data=rows.reset_index(drop=True), inplace=False)["posterior"][parent]
+        np.testing.assert_allclose(found[parent], expected, rtol=1e-9, atol=1e-12)
+        [response] = {*found.data_vars} - {*expected.to_dataset(), *draws["posterior"].data_vars}
+        assert found[response].shape == (1, 50, len(rows))
 
 
 def test_new_groups_are_drawn_from_their_prior(by_group):
     """Rows of one new group have one effect, those of another have their own; Bambi gives both the same one."""
     model, approx = by_group
     rows = new_rows(group=["p", "new", "other", "new", "p"], kind=["a", "a", "a", "a", "none"])
-    with pytest.raises(ValueError, match=r"Factor 'group' has levels 'new', 'other' that were not in the fit"):
+    with pytest.raises(
+        ValueError, match=r"levels 'new', 'other' along dim 'group__factor_dim' that were not in the fit"
+    ):
         approx.predict(rows, bambi_model=model)
     n = 4_000
     found = approx.predict(rows, bambi_model=model, groups="new", draws=n, random_seed=2)["predictions"]
@@ -257,14 +278,48 @@ def test_what_bambi_can_not_predict_is_refused(data, by_group):
         approx.predict(rows.drop(columns="x"), bambi_model=model)
     with pytest.raises(ValueError, match="var_names has 'nu', which is not predicted: Valid: 'mu', 'y'"):
         approx.predict(rows, bambi_model=model, var_names="nu")
-    with pytest.raises(ValueError, match="new_data has no column 'group', which is a factor"):
+    with pytest.raises(ValueError, match="new_data has no column 'group', which the formula"):
         approx.predict(rows.drop(columns="group"), bambi_model=model)
     numbered = data.assign(group=data["group"].map(ord))
     of_numbers, by_number = fitted("y ~ x + (1 | group)", numbered)
     with pytest.raises(ValueError, match="Label '112' of column 'group' is not 112, which was in the fit"):
         by_number.predict(new_rows(group=["112"]), bambi_model=of_numbers, groups="new")
     other, with_predictor = fitted("y ~ kind + (1 | kind)", data)
-    with pytest.raises(ValueError, match="Column 'kind' has levels that were not in the fit, and is a predictor"):
+    with pytest.raises(ValueError, match=r"levels \(none\) in 'kind' are not present in the original data"):
         with_predictor.predict(new_rows(group=["p"], kind=["none"]), bambi_model=other, groups="new")
     with pytest.raises(ValueError, match=r"not built: call model\.build\(\)"):
         approx.predict(rows, bambi_model=bambi.Model("y ~ x", data))
+    with pytest.raises(ValueError, match="'x' has missing values, in rows 1"):
+        approx.predict(pd.concat([rows, rows.assign(x=np.nan)]), bambi_model=model)
+    with pytest.raises(ValueError, match="The approximation has 'kind'"):
+        with_predictor.predict(rows.assign(y=0.0), bambi_model=fitted("y ~ x", data)[0])
+    with pytest.raises(ValueError, match="new_data has no column 'y'"):
+        approx.update(rows, bambi_model=model)
+
+
+def test_new_rows_update_the_fit(data):
+    """The noise is known, and what else there is has flat priors: least squares of all rows, one group of them new."""
+    flat, noise = bambi.Prior("Normal", mu=0.0, sigma=1e4), bambi.Prior("Normal", mu=0.8, sigma=1e-4)
+    model = bambi.Model("y ~ x + (1 | group)", data, auto_scale=False)
+    between = bambi.Prior("Normal", mu=0.0, sigma=bambi.Prior("Normal", mu=2.0, sigma=1e-4))
+    model.set_priors({"Intercept": flat, "x": flat, "sigma": noise, "1|group": between})
+    approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, **QUIET)
+    new = pd.DataFrame({"x": [31.0, 29.0, 33.0], "group": ["p", "new", "new"], "y": [21.0, 17.0, 19.5]})
+    found = approx.update(new, bambi_model=model)
+    assert found.checks.is_reliable
+    draws = uncentre_bambi_intercept(model, found.sample(4_000, random_seed=1))["posterior"]
+    rows = pd.concat([data, new])
+    labels = draws["group__factor_dim"].values
+    design = np.column_stack([np.ones(len(rows)), rows["x"], np.equal.outer(rows["group"].to_numpy(), labels)])
+    precision = design.T @ design / 0.64 + np.diag([0.0, 0.0, *np.full(len(labels), 0.25)])
+    mean, sd = np.linalg.solve(precision, design.T @ rows["y"] / 0.64), np.sqrt(np.diag(np.linalg.inv(precision)))
+    values = [draws["Intercept"], draws["x"], *(draws["1|group"].sel(group__factor_dim=k) for k in labels)]
+    assert labels.tolist() == [*"pqrstu", "new"]
+    for value, right, error in zip(values, mean, sd, strict=True):
+        assert abs(float(value.mean()) - right) < (5 / 500**0.5 + 0.03) * error
+        assert abs(float(value.std()) / error - 1) < 5 / 1_000**0.5 + 0.03
+    at = found.predict(new.iloc[:1], bambi_model=model, var_names="mu", random_seed=1)["predictions"]["mu"]
+    right = design[-3] @ mean
+    assert abs(float(at.mean()) - right) < (5 / 500**0.5 + 0.03) * np.sqrt(
+        design[-3] @ np.linalg.solve(precision, design[-3])
+    )

@@ -182,9 +182,13 @@ def test_what_has_no_rows_is_refused(kind, message):
     approx = fitted(model, posterior="gaussian")
     with pytest.raises(ValueError, match=message):
         approx.leave_out(var_name=None if kind is potential else "y")
-    if kind is not potential:
+    if kind is common_labels:
         with pytest.raises(ValueError, match=message):
             approx.sample(10, log_likelihood=True)
+    elif kind is not potential:  # that of all values
+        tree = approx.sample(10, log_likelihood=True, random_seed=1)
+        assert tree["log_likelihood"]["y"].size == 10
+        assert np.isfinite(tree["log_likelihood"]["y"]).all()
 
 
 @pytest.mark.filterwarnings("ignore::pymc.exceptions.ImputationWarning")

@@ -78,12 +78,17 @@ def scaled_factor_of_many():
     pm.Normal("y", X @ u.T, 1.0, observed=RNG.normal(size=(N, 3)))
 
 
+def shapes_of_rows_of_any_number():
+    eta = pm.Normal("a") + pm.Normal("b") * pm.Data("x", REAL)
+    pm.Weibull("y", pm.Gamma("shape", 2, 1), pm.math.exp(eta), observed=np.exp(REAL))
+
+
 @pytest.mark.parametrize(
     ("build", "n_directions"),
     [
         (scaled_coefficients, 2), (scaled_columns, 2), (scaled_walk, 2), (squares_by_hand, 2), (squares_of_groups, 2),
         (quadratic_form, 3), (autoregression_in_space, 4), (scaled_covariance, 2), (scaled_precision, 3),
-        (scaled_factor_of_many, 2),
+        (scaled_factor_of_many, 2), (shapes_of_rows_of_any_number, 2),
     ],
 )  # fmt: skip
 def test_rows_are_found_behind_factors(build, n_directions):

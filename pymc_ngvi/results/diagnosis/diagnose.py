@@ -277,12 +277,6 @@ class Drifts:
     n_scored: int = 0
 
     @property
-    def computed(self) -> str:
-        """What of functionals was compared, in words."""
-        of = None if self.functionals is None else self.functionals.functionals
-        return "" if of is None else of.of_elements()
-
-    @property
     def stands_out(self) -> bool:
         """Whether something is off by much."""
         return any(drift is not None and drift.stands_out for drift in (self.moments, self.functionals))
@@ -387,7 +381,7 @@ def diagnose(
     fewer = budget.cut and not found.n_scored and (some or moved.n_trajectories < often)
     places = other_modes(density, posterior.distribution, elbo.value, rng) if thorough else []
     gap = float("nan") if record is None or record.is_pool else record.gap
-    q = posterior.distribution
+    q, of = posterior.distribution, None if found.functionals is None else found.functionals.functionals
     context, seen = context_of(posterior), SCORED if found.n_scored else MOVED
     # What moved draws and weights show beside moments of coordinates.
     further = [] if found.joint is None or drift is None else of_joint(context, found.joint, drift)
@@ -423,7 +417,7 @@ def diagnose(
         is_pool=context.is_pool,
         left_out=_left_out(budget, found, often if fewer else 0, n_compared > 0, q.kept_log_weights() is not None),
         joint="" if found.joint is None else found.joint.in_words(),
-        computed=found.computed,
+        computed="" if of is None else of.of_elements(),
         searched=record is not None and record.searched,
         has_one_mode=record is not None and record.estimator == "quadrature" and has_one_mode(density),
     )
@@ -503,7 +497,7 @@ def _weighted_shifts(
 
     The generator is in the state in which it made the draws that were weighed.
     """
-    if not len(ratio) or not weights.tells:
+    if not len(ratio) or not weights.verdict().helps:
         return
     # No mean moves by more than the root of their relative variance, in standard deviations.
     if weights.n_draws < FEWEST_WEIGHED or weights.uneven < LIMITS["mean"] ** 2:

@@ -380,21 +380,14 @@ class Context:
             options.append("another parametrisation of the model")
         return f"Try {', '.join(options)}, or pm.sample."
 
-    def several_modes_cure(self) -> str:
-        """Return what covers several modes."""
-        if self.traits.has_components:
-            return "More components (n_components) may cover all of them."
-        if self.has_hessian and not self.relative:
-            return f"family={SEVERAL_MODES!r} can cover a few modes."
-        return "pm.sample with several chains shows them all."
-
     def mode_cure(self) -> str:
         """Return what may help where q misses a mode."""
+        others = "pm.sample with several chains"
         if self.traits.has_components:
-            return "Try more components (n_components), a wider start_sigma, or pm.sample with several chains."
+            return f"Try more components (n_components), a wider start_sigma, or {others}."
         if self.has_hessian and not self.relative:
-            return f"Try family={SEVERAL_MODES!r}, or rule out all but one mode by an ordering or a prior."
-        return "Bar one of the modes by an ordering or a prior, or try pm.sample with several chains."
+            others = f"family={SEVERAL_MODES!r}, which can cover a few, or {others}"
+        return f"Bar all modes but one by an ordering or a prior, or try {others}."
 
 
 def context_of(posterior: Posterior) -> Context:
@@ -644,7 +637,7 @@ def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Condi
             covers, against = "all equal modes", Against.NOTHING
             others = f"means over all of them say little of what depends on the {kind}"
         else:
-            cure = f"{cure} {context.several_modes_cure()}"
+            cure = f"{cure} {context.mode_cure()}"
         said = f"log p stays the same when {what}: q covers {covers}, and {others}"
         result.append(Condition("equal modes", number, 1, said, against, cure=cure))
     return result
