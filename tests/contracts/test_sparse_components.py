@@ -137,7 +137,8 @@ def test_components_are_as_sparse_as_the_model():
         few = fit(groups(4), 1, n_components=1, n=3)
         named = fit(groups(300), 1, n_components=1, components="diagonal", n=3)
     assert all(isinstance(c, SparseState) for c in approx.q.components)
-    assert len(approx.q.components[0].structure.fronts.globals_) == 2
+    structure = approx.q.components[0].structure
+    assert (structure.depth[structure.part] == 0).sum() == 2
     assert isinstance(few.q.components[0], FullState)
     assert isinstance(named.q.components[0], DiagonalState)
 

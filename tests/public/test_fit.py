@@ -715,7 +715,8 @@ def test_the_family_found_for_the_model_is_no_other_one_when_options_change():
         pm.Normal("y", b, 1.0, observed=np.linspace(-2.0, 2.0, 50))
         inference = NGVI(random_seed=1, posterior="gaussian")
     approx = inference.approx
-    assert len(approx.q.structure.fronts.globals_) == 1
+    structure = approx.q.structure
+    assert (structure.depth[structure.part] == 0).sum() == 1
     inference.configure(tol=0.1)
     assert inference.approx is approx
     assert inference.fit(progressbar=False) is approx
