@@ -72,13 +72,13 @@ class WeightChecks(PoolVerdict):
 
     @property
     def made(self) -> str:
-        """What the posterior is."""
-        return self.what
+        """What the posterior is, with its figures where they do not follow."""
+        return self.what if self.claims_exact else f"{self.what[:-1]}{self.details}."
 
     @property
     def details(self) -> str:
         """How good the weights are."""
-        return f" by weights (Pareto k-hat {self.khat:.2f}, effective sample size {self.effective_size:,.0f})"
+        return f" (Pareto k-hat of the weights {self.khat:.2f}, effective sample size {self.effective_size:,.0f})"
 
     @property
     def efficiency(self) -> float:

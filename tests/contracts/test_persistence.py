@@ -201,14 +201,14 @@ KINDS = {
 def test_goes_on_as_if_it_had_not_stopped(kind, tmp_path):
     options = dict(KINDS[kind])
     model = made(options.pop("model", None) or MODELS.get(options.get("family"), regression))
-    approx = fit(model, 7, **options)
+    approx = fit(model, 4, **options)
     path = tmp_path / "approx.nc"
     approx.save(path)
     again = load(path, model)
     assert_same(approx, again)
     assert again.density.backend == approx.density.backend
     assert_same(refined(approx, 9), refined(again, 9))
-    assert again.record.n_iterations >= 8
+    assert again.record.n_iterations > 4
 
 
 def test_a_fit_that_went_on_with_draws():

@@ -447,7 +447,7 @@ def test_draws_and_the_summary_are_those_of_the_new_prior(grouped):
     assert list(shown.table.index) == ["level", "sd"]
     assert abs(shown.table.loc["level", "mean"] - found.mean_flat[0]) < 0.02 * found.sd_flat[0] + 0.005
     assert str(found.checks) in shown.lines
-    assert "Exact up to simulation error by weights" in str(found.checks)
+    assert "Exact up to simulation error (Pareto k-hat" in str(found.checks)
 
 
 def test_data_that_were_changed_since_do_not_count():

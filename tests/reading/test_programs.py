@@ -272,17 +272,19 @@ def test_sums_by_each_engine(engine, monkeypatch):
         eta = z[group, 0] * sd[0] + z[group, 1] * (sd[1] * rng.random(24) + sd[0]) + mixed + z[group, 2]
         pm.Bernoulli("y", logit_p=eta, observed=rng.integers(2, size=24))
     density = LogDensity(model)
-    [rows] = [kind for kind in density.rows.functions if isinstance(kind, SummedRowFunction)]
-    assert rows.n_summed == 4
-    n, k = rows.index.shape
-    mean, root = np.full((n, k), 0.1), np.tril(rng.random((n, k, k)))
-    mean[:, : rows.n_others] = mean[0, : rows.n_others]
-    root = 0.05 * (root + 3.0 * np.eye(k))
-    root[:, : rows.n_others] = root[0, : rows.n_others]
-    plain = RowFunction(rows.function, rows.index, rows.data, rows.interacts)
-    finest = [np.full(n, code, dtype=np.int16) for code in (0x33, 0x3)]
-    found, expected = (f.whitened(mean, root, c, np.arange(n)) for f, c in zip((rows, plain), finest, strict=True))
-    assert_allclose(found, expected, atol=2e-5)
+    kinds = [kind for kind in density.rows.functions if isinstance(kind, SummedRowFunction)]
+    assert sum(len(rows.index) for rows in kinds) == 24
+    for rows in kinds:
+        assert rows.n_summed == 4
+        n, k = rows.index.shape
+        mean, root = np.full((n, k), 0.1), np.tril(rng.random((n, k, k)))
+        mean[:, : rows.n_others] = mean[0, : rows.n_others]
+        root = 0.05 * (root + 3.0 * np.eye(k))
+        root[:, : rows.n_others] = root[0, : rows.n_others]
+        plain = RowFunction(rows.function, rows.index, rows.data, rows.interacts)
+        finest = [np.full(n, code, dtype=np.int16) for code in (0x33, 0x3)]
+        found, expected = (f.whitened(mean, root, c, np.arange(n)) for f, c in zip((rows, plain), finest, strict=True))
+        assert_allclose(found, expected, atol=2e-5)
 
 
 def run_plainly(program):
