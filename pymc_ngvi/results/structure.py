@@ -37,7 +37,7 @@ def rows_in_words(rows: ModelRows, layout: Layout) -> list[str]:
         return [f"No rows: {rows.why_not or _rest(rows.rest)}."]
     not_all = f"Not all of log p is a sum over rows: {_rest(rows.rest)}. The other parts are:"
     lines = [not_all if rows.rest else f"Log p is a sum over {count(n, 'row')}:"]
-    lines += [*(f"- {words}" for _, words in kinds_in_words(rows.kinds, layout)), _matrix(rows)]
+    lines += [*(f"- {words}" for words in kinds_in_words(rows.kinds, layout)), _matrix(rows)]
     if rows.why_not and not rows.rest:
         lines.append(f"No expectations are taken by rows: {rows.why_not}.")
     return lines
@@ -52,8 +52,8 @@ def _of(part: RowKind | NoRows) -> str:
     return f"{before}`{part.variable}`"
 
 
-def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[tuple[list[RowKind], str]]:
-    """Return kinds of rows that are said together, and the words; priors of single coordinates are."""
+def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[str]:
+    """Return kinds of rows in words; priors of single coordinates are said together."""
     of_variable: dict[tuple[str, str], list[RowKind]] = {}
     alone = [
         kind
@@ -63,16 +63,19 @@ def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[tuple[list[
     for kind in kinds:
         if kind not in alone:
             of_variable.setdefault((kind.role, kind.variable), []).append(kind)
-    words = []
+    words = list[str]()
     for group in of_variable.values():
-        few = len(group) <= N_NAMED
-        words += [([kind], _kind(kind, layout)) for kind in group] if few else [(group, _many(group))]
+        alike: dict[str, list[RowKind]] = {}  # rows of other values may be other functions of the same predictors
+        for kind in group:
+            alike.setdefault(_kind(kind, layout), []).append(kind)
+        few = len(alike) <= N_NAMED
+        said = [f"{count(sum(kind.n for kind in of), 'row')}{text}" for text, of in alike.items()]
+        words += said if few else [_many(group)]
     if alone:
         names = list(dict.fromkeys(f"`{kind.variable}`" for kind in alone))
         prior = "prior" if len(names) == 1 else "priors"
         n = sum(kind.n for kind in alone)
-        said = f"{count(n, 'row')} of the {prior} of {_in_words(names)}, each a function of one coordinate"
-        words.append((alone, said))
+        words.append(f"{count(n, 'row')} of the {prior} of {_in_words(names)}, each a function of one coordinate")
     return words
 
 
@@ -81,7 +84,7 @@ def _kind(kind: RowKind, layout: Layout) -> str:
     each = ", each a function" if kind.n > 1 else ", a function"
     fewer = f" that varies in {count(kind.n_directions, 'direction')}" if kind.n_directions < k else ""
     of = f"{count(k, 'predictor')}{fewer}: {_predictors(kind, layout)}"
-    return f"{count(kind.n, 'row')} of {_of(kind)}{each} of {of}"
+    return f" of {_of(kind)}{each} of {of}"
 
 
 def _many(group: list[RowKind]) -> str:

@@ -81,6 +81,7 @@ def weighted(
         if checks.weights_help and can_be_had and needed <= _MOST_WEIGHTED:
             cure = f"Take more draws, draws={needed:_}; or {cure[0].lower()}{cure[1:]}"
         checks = WeightChecks.of(new, what, tuple(doubts), cure, is_of_exact=q.is_checked)
+    if not checks.is_reliable:
         warnings.warn(str(checks), UserWarning, skip_file_prefixes=OURS)
     before = q.q if isinstance(q.q, PoolState) else None
     mass = change if checks.weights_help and before is not None else Estimate(math.nan, math.nan)
