@@ -64,9 +64,9 @@ def test_the_posterior_is_that_of_all_rows(make):
     whole, shards = fit(model=make()), fit(Shards(models.of_rows(make), KEYS))
     sd = whole.q.sd()
     assert shards.record.estimator == "quadrature"
-    # rounding differs, and with it where the last steps end
-    np.testing.assert_allclose((shards.q.mean() - whole.q.mean()) / sd, 0.0, atol=3e-6)
-    np.testing.assert_allclose(shards.q.sd(), whole.q.sd(), rtol=3e-6)
+    # each shard chooses rules of quadrature for its own rows
+    np.testing.assert_allclose((shards.q.mean() - whole.q.mean()) / sd, 0.0, atol=1e-5)
+    np.testing.assert_allclose(shards.q.sd(), whole.q.sd(), rtol=1e-5)
     assert shards.elbo.value == pytest.approx(whole.elbo.value, abs=1e-7)
     assert shards.gap == pytest.approx(whole.gap, abs=1e-6)
 
