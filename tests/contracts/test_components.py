@@ -327,7 +327,7 @@ def test_summary_says_whether_it_was_worth_it(bimodal):
     summary = bimodal.summary(100, khat_draws=1_000, random_seed=1)
     assert summary.lines[-1].startswith("With 1.9 effective components, the mixture gains 1.9")
     assert summary.lines[-1].endswith(": worth it.")
-    assert f" to {summary.khat:.2f}: " in summary.lines[-1]  # one k-hat, in both lines
+    assert f" is {summary.khat:.2f}: " in summary.lines[-1]  # one k-hat, in both lines
     assert f"k-hat {summary.khat:.2f} ± " in summary.lines[-2]
     assert "(1,000 draws, worth " in summary.lines[-2]
     assert "effective" not in " ".join(bimodal.summary(100, khat_draws=None).lines)
