@@ -142,7 +142,7 @@ PER_COORDINATE, PER_ENTRY = 512, 448
 SUFFIX_SUMS = 40
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # or others, which have arrays, would be equal to each other
 class Structure:
     """Matrices with zeros in the same places, each held as one array: here all matrices; others say what they do else.
 

@@ -236,20 +236,16 @@ def test_gradients_count():
     assert work.spent == pytest.approx(3 * density.gradient_seconds)
 
 
-@pytest.mark.parametrize("by_rows", [True, False])
-def test_nodes_count(monkeypatch, by_rows):
-    """Four draws at three nodes each; rows by their number."""
+def test_nodes_count():
+    """Four draws at three nodes each, rows by their number."""
     with pm.Model() as model:
         pm.Normal("x", pm.Normal("mean"), 1.0, shape=4)
-    if not by_rows:
-        monkeypatch.setattr(FittedDensity, "_of_rows", lambda self: None)
     density, work = LogDensity(model), Work()
     fitted = FittedDensity(density, forest_of(density), np.zeros(5))
     fitted.split()
     with work.counting():
         fitted.terms(np.zeros((4, 1)), np.zeros((4, 3, 4)))
-    of_node = prices.of_node(4) if by_rows else prices.of_value(density.gradient_seconds)
-    assert work.spent == pytest.approx(12 * of_node)
+    assert work.spent == pytest.approx(12 * prices.of_node(4))
 
 
 def test_what_was_asked_for_may_take_what_there_is(monkeypatch):

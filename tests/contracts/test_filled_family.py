@@ -95,7 +95,7 @@ def test_results_are_saved_and_described(fitted, tmp_path):
     assert not again.q.structure.is_closed
     np.testing.assert_array_equal(again.q.sd(), approx.q.sd())
     np.testing.assert_allclose(approx.cov_of("log_sd").to_numpy(), approx.q.sd()[:1, None] ** 2, rtol=1e-8)
-    assert "1 global parameter" in str(approx.structure) or "separators" in str(approx.structure)
+    assert "55 global parameters (`log_sd`, `field` 54 of 324)" in str(approx.structure)
     assert approx.summary(var_names=["log_sd"]) is not None
     assert np.isfinite(approx.sample(20, random_seed=1).posterior["field"].to_numpy()).all()
 

@@ -6,7 +6,10 @@ import pytest
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.dissection import find_blocks
+from pymc_ngvi.families.dissection import structure_of as structure_of_form
+from pymc_ngvi.families.gaussian import BlockStructure, Partition
+from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.results.structure import ModelStructure
 
@@ -193,6 +196,14 @@ def test_without_a_pattern_it_is_that_of_the_structure(case):
     assert str(structure) == str(known)
     full = known.arrow.pattern.matrix.toarray()
     assert structure.n_entries == Pattern.of(full).n_entries
+
+
+def test_structures_of_two_models_are_not_taken_for_each_other():
+    """What was found for one is remembered by the structure itself."""
+    for kind in (SparseStructure.of, lambda pattern: BlockStructure(find_blocks(pattern).labels)):
+        one, other = (kind(Pattern.of(chain(n))) for n in (80, 100))
+        assert one != other
+        assert [structure_of_form(of).n_dim for of in (one, other)] == [80, 100]
 
 
 def test_parts_of_different_models_are_refused():
