@@ -4,7 +4,8 @@ import math
 import warnings
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -59,9 +60,7 @@ class Weighted(NamedTuple):
     @property
     def checks(self) -> WeightChecks:
         """How good the weights are."""
-        rest = self.state.rest
-        assert isinstance(rest, WeightedDraws)
-        return rest.checks
+        return cast(WeightChecks, self.state.checks)
 
 
 def weighted(
@@ -80,7 +79,7 @@ def weighted(
         needed = int(rounded_up(1.2 * FEWEST / max(checks.effective_size, 1.0) * n_wanted))
         if checks.weights_help and can_be_had and needed <= _MOST_WEIGHTED:
             cure = f"Take more draws, draws={needed:_}; or {cure[0].lower()}{cure[1:]}"
-        checks = WeightChecks.of(new, what, tuple(doubts), cure, is_of_exact=q.is_checked)
+        checks = replace(checks, cure=cure)
     if not checks.is_reliable:
         warnings.warn(str(checks), UserWarning, skip_file_prefixes=OURS)
     before = q.q if isinstance(q.q, PoolState) else None
