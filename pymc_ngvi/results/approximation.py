@@ -1626,7 +1626,7 @@ class NGVIApproximation(Approximation):
         ...     y = pm.Binomial("y", 10, p, observed=7)
         ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
         >>> found = approx.with_prior(p=pm.Beta.dist(5.0, 5.0))
-        >>> found.is_reliable
+        >>> found.checks.is_reliable
         True
         >>> abs(found.sample(4_000, random_seed=1).posterior["p"].mean().item() - 12 / 20) < 0.01
         True
@@ -1814,7 +1814,7 @@ class NGVIApproximation(Approximation):
         ...     _ = pm.Normal("y", mu, 1.0, observed=np.zeros(40))
         ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
         >>> newer = approx.update({"y": np.full(4, 1.0)})
-        >>> newer.is_reliable
+        >>> newer.checks.is_reliable
         True
         >>> mean = newer.sample(4_000, random_seed=1).posterior["mu"].mean().item()
         >>> abs(mean - 4 / 44) < 0.02
