@@ -15,6 +15,8 @@ HEAVY = 30.0
 LIMITS = (0.05, 0.95)
 #: Elements of a variable that are compared, spread over it.
 MOST = 12
+#: The sum of effects that sum to zero has a standard deviation, which says nothing: a share of the largest one.
+_ROUNDING = 1e-10
 _NO_PAIRS = np.empty((0, 2), dtype=int)
 
 
@@ -88,6 +90,7 @@ class Known:
         mean, sd = draws.mean(axis=0), draws.std(axis=0)
         own = np.mean(((draws - mean) / np.where(sd > 0.0, sd, 1.0)) ** 4, axis=0)
         has_moments = (self.kurtosis <= HEAVY) & np.isfinite(self.mean)
+        varies = self.sd > _ROUNDING * self.sd.max()
         of_mean = np.sqrt(1.0 / size + 1.0 / self.size)
         of_sd = np.sqrt((np.maximum(self.kurtosis, own) - 1.0) / 4.0 * (1.0 / size + 1.0 / self.size_of_sd))
         parts = [
@@ -102,7 +105,7 @@ class Known:
         return [
             f"{self.names[i]}: {what} off by {error[i] / unit:+.3f} sd, allowed {N_ERRORS * se[i] / unit + SLACK:.3f}"
             for what, error, se, known, unit in parts
-            for i in np.flatnonzero(known & ~(np.abs(error) <= N_ERRORS * se + SLACK * unit))
+            for i in np.flatnonzero(varies & known & ~(np.abs(error) <= N_ERRORS * se + SLACK * unit))
         ]
 
     def wrong_evidence(self, value, error):

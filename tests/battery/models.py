@@ -103,9 +103,7 @@ _NO_EVIDENCE = (
     "counts and survival: occupancy", "scan: kalman", "structured: several outcomes", "size: growth",
 )  # fmt: skip
 #: What is called exact and is wrong today, with the seed that is tried: each is to be mended, and its line to go.
-WRONG = {
-    "series and fields: seasonal": "exact, and the 5 % limit of a sum of effects is 0.2 sd off",
-}
+WRONG: dict[str, str] = {}
 #: Models of which less than an exact posterior is to come.
 _LEAST = {
     "regression: poisson two parameters": GAUSSIAN,
