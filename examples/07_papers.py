@@ -19,11 +19,11 @@
 # | | update | estimator | step |
 # |---|---|---|---|
 # | this package's default | `natural` | `quadrature`: exact expectations | `linesearch` |
-# | Khan and Nielsen (2018) | `natural` | `price` | `constant` |
+# | Khan and Nielsen (2018), VON | `natural` | `price` | `constant` |
 # | Lin et al. (2020) | `natural_pd` | `price` | `constant` |
 # | Kumar et al. (2025) | `sqrt` | `price` | `constant` |
 # | Khan et al. (2016) | `natural` | `price` | `proximal` |
-# | Wu and Gardner (2024) | `natural` | `stein`: gradients alone | `decay` |
+# | Wu and Gardner (2024), with gradients alone by Stein's identity: Lin, Khan and Schmidt (2019) | `natural` | `stein` | `decay` |
 # | Tan (2025) | `cholesky` | `pathwise`: gradients alone | `snngm` |
 # | ordinary gradients, Titsias and Lázaro-Gredilla (2014) | `euclidean` | `pathwise` | `adam` |
 
