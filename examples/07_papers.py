@@ -23,7 +23,7 @@
 # | Lin et al. (2020) | `natural_pd` | `price` | `constant` |
 # | Kumar et al. (2025) | `sqrt` | `price` | `constant` |
 # | Khan et al. (2016) | `natural` | `price` | `proximal` |
-# | Wu and Gardner (2024), with gradients alone by Stein's identity: Lin, Khan and Schmidt (2019) | `natural` | `stein` | `decay` |
+# | Wu and Gardner (2024), with the Hessians of Lin et al. (2019) | `natural` | `stein`: gradients alone | `decay` |
 # | Tan (2025) | `cholesky` | `pathwise`: gradients alone | `snngm` |
 # | ordinary gradients, Titsias and Lázaro-Gredilla (2014) | `euclidean` | `pathwise` | `adam` |
 
