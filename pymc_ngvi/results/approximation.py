@@ -1437,7 +1437,8 @@ class NGVIApproximation(Approximation):
 
         A random walk, an AR and a multivariate normal go on from their elements in the fit, by their distribution given
         these: that is a forecast, or a process at new points. So do sums of independent innovations, with
-        ``groups="new"``. All of them need the elements of the fit before the new ones.
+        ``groups="new"``. All of them need the elements of the fit before the new ones. Where labels of the fit are in
+        equal steps, a gap of six is six steps; no data may have a value for each of them.
 
         Means, standard deviations, maxima and the like, by which the model standardises its data, are those of the fit:
         in ``x - x.mean()``, the mean is the one that coefficients belong to. Sums are those of the new rows.

@@ -5,7 +5,7 @@ import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 from unittest import mock
 
@@ -85,6 +85,32 @@ class NewData:
         for name, array in self.arrays.items():
             given += [(name, dim, n) for dim, n in zip(self.dims(name), array.shape, strict=True)]
         return {dim: n for dim, (_, n) in lengths_by_dim(given).items()}
+
+    def with_steps_between(self, graph: PredictiveGraph) -> "NewData":
+        """Return it with the labels that series have between those of the fit and new ones, in equal steps."""
+        series = [rv for rv in graph.model.basic_RVs if goes_in_steps(graph, rv)]
+        lattices = {
+            dim: lattice
+            for dim in {dim for rv in series for dim in self.dims(rv.name)} & self.labels.keys() & self.of_fit.keys()
+            if not self.along(dim) and (lattice := _lattice(self.labels[dim], self.of_fit[dim]))
+        }
+        arrays = self.arrays | {name: self.relabelled(name, lattices) for name in self.arrays}
+        return replace(self, arrays=arrays, labels=self.labels | lattices)
+
+    def relabelled(self, name: str, labels: Mapping[str, list[Any]]) -> AnyArray:
+        """Return new data, those that are positions among labels as positions among others that have all of these."""
+        array = self.arrays[name]
+        if array.dtype.kind in "iu":
+            for dim in sorted(indexed_axes(self.model, name)[0] & self.labels.keys() & labels.keys()):
+                return places_among(self.labels[dim], labels[dim])[array].astype(array.dtype)
+        return array
+
+    def of_labels(self, name: str, array: AnyArray, longer: "NewData") -> AnyArray:
+        """Return draws of a variable, (n_draws, *shape), without the elements whose labels only ``longer`` has."""
+        for axis, dim in enumerate(self.dims(name)):
+            if dim in self.labels and array.shape[axis + 1] == len(longer.labels[dim]) > len(self.labels[dim]):
+                array = np.take(array, places_among(self.labels[dim], longer.labels[dim]), axis=axis + 1)
+        return array
 
     def graph(self) -> PredictiveGraph:
         """Return the graph of predictions given the new data."""
@@ -184,6 +210,35 @@ def _levels(values: Any) -> list[Any]:
     """Return labels as they compare: whole numbers and text as Python's, times to the nanosecond."""
     are_times = isinstance(values, np.ndarray) and values.dtype.kind == "M"
     return list(values.astype("datetime64[ns]")) if are_times else [_plain(value) for value in values]
+
+
+def places_among(labels: Sequence[Any], others: Sequence[Any]) -> NDArray[np.intp]:
+    """Return where labels are among others, all of which these have."""
+    place = {label: i for i, label in enumerate(others)}
+    return np.array([place[label] for label in labels], dtype=np.intp)
+
+
+def goes_in_steps(graph: PredictiveGraph, rv: Any) -> bool:
+    """Tell whether the elements of a variable follow each other in steps, as those of a walk do."""
+    number = n_batch_axes(rv)
+    is_series = number < rv.type.ndim and is_continued(rv, number)
+    return (is_series or not rv.owner.op.ndim_supp) and graph.is_accumulated(rv)
+
+
+def _lattice(labels: list[Any], of_fit: Sequence[Any]) -> list[Any]:
+    """Return labels in the equal steps of the first ones, those of the fit, to the last; none where some lie between.
+
+    None either where nothing is left out.
+    """
+    n, array = len(of_fit), np.asarray(labels)
+    if n <= 2 or array.dtype.kind not in "iufM" or len(labels) <= n or labels[:n] != list(of_fit):
+        return []
+    steps = np.diff(array)
+    if steps[0] == 0 * steps[0] or (steps[: n - 1] != steps[0]).any() or (steps == steps[0]).all():
+        return []
+    lattice = array[0] + np.arange(round((array[-1] - array[0]) / steps[0]) + 1) * steps[0]
+    is_on = len(lattice) > len(labels) and np.isin(array, lattice).all() and (np.sign(steps / steps[0]) > 0).all()
+    return _levels(lattice) if is_on else []
 
 
 def _plain(label: Any) -> Any:
@@ -579,7 +634,10 @@ def predictions_at(
             rows = new = rows_of_bambi(posterior, bambi_model, new_data, observed=False)
         if at is not None:
             new = NewData.of(new.model, posterior.layout.coords, {**(new_data or {}), **at})
-        model, graph = new.model, new.graph()
+        model, graph, asked = new.model, new.graph(), new
+        new.check_indices(graph, [*posterior.density.summed_out_names, *(v.name for v in posterior.layout.variables)])
+        if at is None and (new := asked.with_steps_between(graph)).labels != asked.labels:
+            rows, graph = new, new.graph()
         names = _wanted(posterior, model, var_names, by_rows=bambi_model is not None)
         needed = graph.needed(names)
         needed_data = graph.data_needed(names)
@@ -600,7 +658,6 @@ def predictions_at(
             if not graph.depends_on_new(model[name])
             or model[name].owner.op.ndim_supp  # a chain goes on from its states
         }
-        new.check_indices(graph, [*free])
         plan = Treatments(posterior, graph, new, rows, groups, effects, free, observed)
         treatments = plan.of(needed)
         if groups == "average" and not effects and not plan.averaged:
@@ -620,7 +677,8 @@ def predictions_at(
         )
         if bambi_model is not None:  # an intercept alone has one value for all rows
             values = [np.broadcast_to(v, (len(v), len(model.coords[_OBS]), *v.shape[2:])) for v in values]
-        tree = tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
+        values = [asked.of_labels(name, array, new) for name, array in zip(names, values, strict=True)]
+        tree = tree_of(asked, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
         if hasattr(getattr(bambi_model, "family", None), "transform_mean"):
             _with_probabilities(tree, bambi_model)
         if bambi_model is None and at is None and not new_data:  # of the rows of the fit: where ArviZ looks for them

@@ -40,7 +40,15 @@ from pymc_ngvi.marginal.new_rows import (
 from pymc_ngvi.marginal.sampling import evenly_picked
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.results.distributions import Posterior
-from pymc_ngvi.results.predictions import Given, NewData, Treatments, checked_dict, given_new_data, rows_of_bambi
+from pymc_ngvi.results.predictions import (
+    Given,
+    NewData,
+    Treatments,
+    checked_dict,
+    given_new_data,
+    places_among,
+    rows_of_bambi,
+)
 from pymc_ngvi.results.weighted import ElsewhereDensity, Weighted, joint_draws, weighted
 
 # --- new rows of a model, checked, and their log densities at draws of the posterior ---
@@ -667,24 +675,13 @@ class _AllRows:
         for name, array in arrays.items():
             dims = tuple(model.named_vars_to_dims.get(name) or (None,) * array.ndim)
             before = model[name].get_value(borrow=True)
-            joined = self.joined(dims, before[None], self._relabelled(name, array)[None])[0]
+            of_new = self._new.relabelled(name, self._labels) if name in self._new.arrays else array
+            joined = self.joined(dims, before[None], of_new[None])[0]
             model.set_data(name, joined, {d: self._labels[d] for d in dims if d in self._labels})
         for dim, labels in self._labels.items():
             if len(model.coords[dim]) != len(labels):
                 model.set_dim(dim, len(labels), labels)
         return model
-
-    def _relabelled(self, name: str, array: AnyArray) -> AnyArray:
-        """Return new data, those that are positions among labels as positions among all of these."""
-        if array.dtype.kind not in "iu" or name not in self._new.arrays:
-            return array
-        for dim in sorted(indexed_axes(self._new.model, name)[0] & self._new.labels.keys()):
-            return self._places(dim)[array].astype(array.dtype)
-        return array
-
-    def _places(self, dim: str) -> NDArray[np.intp]:
-        place = {label: i for i, label in enumerate(self._labels[dim])}
-        return np.array([place[label] for label in self._new.labels[dim]], dtype=np.intp)
 
     def joined(self, dims: Sequence[str | None], old: AnyArray, new: AnyArray) -> AnyArray:
         """Return arrays, (n_draws, *shape), with the elements of the fit and new ones, which count where both are."""
@@ -693,7 +690,7 @@ class _AllRows:
             is_of_rows = dim in self._dims or (dim not in self._labels and axis == 0 and before in self._lengths)
             if dim in self._new.labels and not is_of_rows:
                 lengths.append(len(self._labels[dim]))
-                places.append(self._places(dim))
+                places.append(places_among(self._new.labels[dim], self._labels[dim]))
                 continue
             start = before if is_of_rows and self._has_rows else 0
             lengths.append(max(start + now, before if self._has_rows else 0))
