@@ -45,15 +45,14 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.weighted import WEIGHTED
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
-from pymc_ngvi.results.contrasts import Settings, averages
-from pymc_ngvi.results.diagnosis import Diagnosis
-from pymc_ngvi.results.diagnosis.diagnose import (
+from pymc_ngvi.results.diagnosis import (
+    Diagnosis,
+    Kept,
     log_ratio_of,
     own_generator,
     requested_diagnosis,
     standing_diagnosis,
 )
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import (
     Distribution,
     Posterior,
@@ -108,8 +107,8 @@ from pymc_ngvi.results.plotting import (
     plot_khat,
     plot_sensitivity,
 )
-from pymc_ngvi.results.predictions import Given, Groups, predictions_at
-from pymc_ngvi.results.priors import PriorSensitivity, prior_sensitivity, reweighted
+from pymc_ngvi.results.predictions import Given, Groups, Settings, averages, predictions_at
+from pymc_ngvi.results.reweighted import PriorSensitivity, prior_sensitivity, reweighted, updated
 from pymc_ngvi.results.sampling import (
     Covariance,
     SamplerInit,
@@ -123,7 +122,6 @@ from pymc_ngvi.results.sampling import (
 )
 from pymc_ngvi.results.structure import ModelStructure
 from pymc_ngvi.results.summary import Summary, card_of, summarise
-from pymc_ngvi.results.updates import updated
 from pymc_ngvi.results.weighted import Weighted, corrected
 
 if TYPE_CHECKING:

@@ -49,8 +49,7 @@ from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.diagnosis import Kept, standing_diagnosis
 
 logger = logging.getLogger("pymc.ngvi")
 

@@ -23,7 +23,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.results.diagnosis.diagnose import weights_and_elbo
+from pymc_ngvi.results.diagnosis import weights_and_elbo
 from pymc_ngvi.results.distributions import Posterior, element_names, indices_of, one_chain
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
 from pymc_ngvi.density.observed_rows import ObservedLogp, observed_logp
 from pymc_ngvi.moves.draws import MovedDraws
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.diagnosis import Kept
 from pymc_ngvi.results.distributions import (
     Posterior,
     axes_of,

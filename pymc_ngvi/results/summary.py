@@ -23,14 +23,15 @@ from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.marginal.weighted import WEIGHTED
 from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
-from pymc_ngvi.results.diagnosis.diagnose import (
+from pymc_ngvi.results.diagnosis import (
+    Kept,
     budget_of,
     log_ratio_of,
     own_generator,
     own_log_ratio,
     weights_and_elbo,
+    wrap,
 )
-from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
 from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace
 from pymc_ngvi.results.sampling import Sampling, sample_tree
 

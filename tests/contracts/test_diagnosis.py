@@ -22,10 +22,9 @@ from pymc_ngvi import LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.record import OtherMode
-from pymc_ngvi.results.diagnosis.diagnose import other_modes
-from pymc_ngvi.results.diagnosis.diagnosis import Context, context_of, findings_of
-from pymc_ngvi.results.diagnosis.drifts import Moved
+from pymc_ngvi.results.diagnosis import Context, context_of, findings_of, other_modes
 from pymc_ngvi.results.distributions import distribution_of
+from pymc_ngvi.results.drifts import Moved
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -20,7 +20,7 @@ import pymc_ngvi
 
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.many import fitting
-from pymc_ngvi.many.fitting import N_PILOTS, Fitter
+from pymc_ngvi.many.fit_many import N_PILOTS, Fitter
 from pymc_ngvi.posteriors.kinds import trees
 from pymc_ngvi.steps.linesearch import LineSearch
 

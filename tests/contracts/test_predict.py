@@ -651,7 +651,7 @@ def test_labels_of_series_go_on_in_steps():
         pm.Normal("y", (walk + total)[pm.Data("at", np.arange(20))], 1, observed=np.zeros(20))
     approx = approximation(model)
     for options in ({"var_names": ["walk"]}, {"var_names": ["shock"], "groups": "new"}):
-        with pytest.raises(ValueError, match="from 19.0 to 25.5, and each element is one step"):
+        with pytest.raises(ValueError, match=r"from 19\.0 to 25\.5, and each element is one step"):
             approx.predict({"day": [*range(20), 25.5], "at": [20]}, **options)
         whole, tree = (approx.predict({"day": day, "at": [at]}, **options, random_seed=1) for day, at in BEFORE_25)
         found = tree["predictions"]
