@@ -91,7 +91,7 @@ class NewData:
         series = [rv for rv in graph.model.basic_RVs if goes_in_steps(graph, rv)]
         lattices = {
             dim: lattice
-            for dim in {dim for rv in series for dim in self.dims(rv.name)} & self.labels.keys() & self.of_fit.keys()
+            for dim in self.labels.keys() & self.of_fit.keys() & {dim for rv in series for dim in self.dims(rv.name)}
             if not self.along(dim) and (lattice := _lattice(self.labels[dim], self.of_fit[dim]))
         }
         arrays = self.arrays | {name: self.relabelled(name, lattices) for name in self.arrays}
@@ -635,13 +635,13 @@ def predictions_at(
         if at is not None:
             new = NewData.of(new.model, posterior.layout.coords, {**(new_data or {}), **at})
         model, graph, asked = new.model, new.graph(), new
-        new.check_indices(graph, [*posterior.density.summed_out_names, *(v.name for v in posterior.layout.variables)])
-        if at is None and (new := asked.with_steps_between(graph)).labels != asked.labels:
-            rows, graph = new, new.graph()
         names = _wanted(posterior, model, var_names, by_rows=bambi_model is not None)
         needed = graph.needed(names)
         needed_data = graph.data_needed(names)
         new.check_complete(needed_data)
+        new.check_indices(graph, [*posterior.density.summed_out_names, *(v.name for v in posterior.layout.variables)])
+        if at is None and (new := asked.with_steps_between(graph)).labels != asked.labels:
+            rows, graph = new, new.graph()
         effects = frozenset(v.name for v in posterior.layout.variables if {*new.dims(v.name)} & {*new.labels})
         if bambi_model is None:
             of_groups = roles_of(posterior, two_points(posterior)).groups if groups == "average" else ()
