@@ -17,7 +17,6 @@ import xarray as xr
 
 from pymc_ngvi.core.messages import N_NAMED, percent, suggestion
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
-from pymc_ngvi.core.status import format_gap
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
@@ -34,13 +33,6 @@ from pymc_ngvi.results.diagnosis import (
 )
 from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace
 from pymc_ngvi.results.sampling import Sampling, sample_tree
-
-#: Colours are those of the page, light or dark; lines are its text colour, faint.
-_FAINT = "color-mix(in srgb, currentColor 25%, transparent)"
-
-
-def _card_line(text: str) -> str:
-    return f'<div style="margin:.4em 0">{escape(text)}</div>'
 
 
 def verdict_on(
@@ -136,27 +128,14 @@ def _as_printed(table: pd.DataFrame) -> list[list[str]]:
 
 def as_text(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
     """Return one table with a heading above each section, the columns of all of them aligned."""
-    indent = 2 * (len(sections) > 1 or "" not in sections)
-    rows = [row for part in sections.values() for row in part]
-    label_width = max([len(label) for label, _ in rows], default=0) + indent
-    widths = [max([len(c), *(len(cells[j]) for _, cells in rows)]) for j, c in enumerate(columns)]
-    lines = [_line("", columns, label_width, widths)]
+    indent, rows = "  " * (len(sections) > 1 or "" not in sections), [row for part in sections.values() for row in part]
+    labels = max([len(label) for label, _ in rows], default=0) + len(indent)
+    widths = [max(map(len, column)) for column in zip(columns, *(cells for _, cells in rows), strict=True)]
+    lines = [("", list(columns))]
     for heading, part in sections.items():
-        lines += [heading] * bool(heading)
-        lines += [_line(" " * indent + label, cells, label_width, widths) for label, cells in part]
-    return "\n".join(lines)
-
-
-def _line(label: str, cells: Sequence[str], label_width: int, widths: Sequence[int]) -> str:
-    return "  ".join([label.ljust(label_width), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]).rstrip()
-
-
-def as_html(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
-    """Return the same as an HTML table that takes its colours from the page."""
-    headings = {heading: [(heading, [""] * len(columns))] * bool(heading) for heading in sections}
-    rows = [row for heading, part in sections.items() for row in (*headings[heading], *part)]
-    table = pd.DataFrame([cells for _, cells in rows], index=[label for label, _ in rows], columns=columns)
-    return f'<div style="overflow-x:auto">{table.to_html(border=0)}</div>'
+        lines += [(heading, [])] * bool(heading) + [(indent + label, cells) for label, cells in part]
+    of_cells = [(label, [c.rjust(w) for c, w in zip(cells, widths, strict=False)]) for label, cells in lines]
+    return "\n".join("  ".join([label.ljust(labels), *cells]).rstrip() for label, cells in of_cells)
 
 
 # --- what a summary shows, and in which order: parameters of the population, then those of each group, then effects ---
@@ -296,8 +275,12 @@ class Summary:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        table = as_html(list(self.table.columns), self._rows()) if self.sections else self.table.to_html()
-        return paragraphs(self.lines) + str(table) + paragraphs((*self._cut(), *self.notes))
+        headed = ([(heading, [""] * self.table.shape[1])] * bool(heading) + of for heading, of in self._rows().items())
+        rows = [row for part in headed for row in part]
+        table = pd.DataFrame([cells for _, cells in rows], [label for label, _ in rows], self.table.columns)
+        shown = table if self.sections else self.table
+        body = f'<div style="overflow-x:auto">{shown.to_html(border=0)}</div>'
+        return paragraphs(self.lines) + body + paragraphs((*self._cut(), *self.notes))
 
     def _rows(self) -> dict[str, Rows]:
         """Return the rows to show of each section: all, or as many as its share of the table, and at least ten."""
@@ -363,31 +346,20 @@ def _check_names(posterior: Posterior, options: dict[str, Any]) -> None:
 def card_of(posterior: Posterior, kept: Kept) -> str:
     """Return an approximation as notebooks show it, as HTML that takes no evaluation of log p.
 
-    How the fit ended, the verdict, numbers of the fit, the table of parameters.
+    How the fit ended, the verdict, the table of parameters.
     """
-    record, n_dim, body = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
+    record, n_dim, table = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
     if n_dim <= MAX_COV_DIM:
         with posterior.with_data_of_fit():
             made = summary_of_draws(posterior, kept, N_PREDICTED, np.random.default_rng(FIXED_SEED), False, {})
-        body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
+        table = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
-    outcome = "Not fitted" if record is None else "Weighted" if record.kind == WEIGHTED else record.outcome
-    title = escape(f"{kind}, {n_dim:,} free parameters")
-    parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {title}</div>']
-    if record is not None and record.kind != WEIGHTED:
-        parts += [_card_line(said) for said in (record.remark, record.of_posterior, record.of_discrete) if said]
-        numbers = {
-            "ELBO": str(record.elbo).replace("+-", "±"),
-            "gap": format_gap(record.gap, " nats"),
-            "iterations": f"{record.n_iterations:,}",
-            "time": f"{record.compile_seconds:.1f} s compiling + {record.run_seconds:.1f} s running",
-        }
-        cells = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in numbers.items())
-        parts.append(f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.5em;margin:.4em 0">{cells}</div>')
-    verdict = NOT_TESTED if record is None else record.verdict
-    parts.append(_card_line(verdict.headline))
-    style = f"border:1px solid {_FAINT};border-radius:6px;padding:.7em 1em;max-width:60em;color:inherit;background:none"
-    return f'<div style="{style}">{"".join(parts)}{body}</div>'
+    outcome, lines = "Not fitted", (NOT_TESTED.headline,)
+    if record is not None:
+        outcome = "Weighted" if record.kind == WEIGHTED else record.outcome
+        lines = (record.closing_line(), record.remark, record.of_posterior, record.of_discrete, record.verdict.headline)
+    title = f"<p><b>{escape(outcome)}</b> · {escape(kind)}, {n_dim:,} free parameters</p>"
+    return title + paragraphs(tuple(filter(None, lines))) + table
 
 
 @dataclass(frozen=True)
