@@ -8,7 +8,7 @@ import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import cloudpickle
@@ -112,7 +112,6 @@ from pymc_ngvi.results.reweighted import PriorSensitivity, prior_sensitivity, re
 from pymc_ngvi.results.sampling import (
     Covariance,
     SamplerInit,
-    Sampling,
     chains_tree,
     constrained_state,
     covariance_of,
@@ -525,13 +524,12 @@ class NGVIApproximation(Approximation):
             Where the Monte Carlo error of the weights is larger than what they correct; where ``pm.set_data`` changed
             the data after the fit.
         """
-        how = Sampling(chains, var_names, importance, include_transformed, log_p, of_batches=False)
-        rng = self.generator(random_seed)
-        drawn: xr.DataTree | MultiTrace
-        if return_inferencedata:
-            drawn = sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
-        else:
-            drawn = sample_trace(self._posterior, self._kept, draws, rng, how)[0]
+        kwargs |= {
+            "chains": chains, "var_names": var_names, "importance": importance, "log_p": log_p, "of_batches": False,
+            "include_transformed": include_transformed,
+        }  # fmt: skip
+        what = self._posterior, self._kept, draws, self.generator(random_seed)
+        drawn = sample_tree(*what, **kwargs) if return_inferencedata else sample_trace(*what, **kwargs)[0]
         self._posterior.warn_of_changed_data()
         return drawn
 
@@ -2029,10 +2027,8 @@ class NGVIApproximation(Approximation):
             self.refuse_changed_data("Saved, the approximation would go with data that it was not fitted to")
         tree = xr.DataTree()
         if draws:
-            sample = {f.name: kwargs.pop(f.name) for f in fields(Sampling) if f.name in kwargs}
             kwargs.pop("return_inferencedata", None)
-            rng, how = self.generator(random_seed), Sampling(**sample)
-            tree = sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
+            tree = sample_tree(self._posterior, self._kept, draws, self.generator(random_seed), **kwargs)
         elif kwargs:
             raise TypeError(f"{', '.join(kwargs)} are of posterior draws: ask for draws, too.")
         posterior, fitted = self._posterior, self._gaussian or self

@@ -10,7 +10,6 @@ import textwrap
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -238,18 +237,6 @@ class Diagnosis:
         return "\n".join([*parts, "", wrap(self._of_table()), self._table().to_string()])
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        reasons = "".join(f"<li>{escape(text)}</li>" for text in self.checks.texts)
-        cures = "".join(f"<p>&rarr; {escape(cure)}</p>" for cure in self.checks.cures)
-        remarks = "".join(f"<li>{escape(text)}</li>" for text in self.remarks)
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._rows())
-        return (
-            f"<p><b>{escape(self.headline())}</b></p>"
-            + (f"<ol>{reasons}</ol>{cures}" if reasons else "")
-            + (f"<p>Also:</p><ul>{remarks}</ul>" if remarks else "")
-            + f"<table>{rows}</table><p>{escape(self._of_table())}</p>{self._table().to_html()}"
-        )
 
     def headline(self) -> str:
         """Return the verdict in a sentence."""

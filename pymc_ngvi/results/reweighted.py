@@ -54,7 +54,7 @@ from pymc_ngvi.results.predictions import (
     rows_of_bambi,
 )
 from pymc_ngvi.results.sampling import Names, narrow
-from pymc_ngvi.results.summary import Planned, imported, paragraphs
+from pymc_ngvi.results.summary import Planned, imported
 from pymc_ngvi.results.weighted import ElsewhereDensity, Weighted, joint_draws, weighted
 
 # --- other priors ---
@@ -151,9 +151,6 @@ class PriorSensitivity:
         )
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return paragraphs(self.lines) + str(self.table.to_html())
 
 
 def prior_sensitivity(

@@ -5,7 +5,6 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -335,10 +334,6 @@ class ModelStructure:
         return tuple(np.unique(self._variable[coordinates]).tolist())
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        words = escape(str(self)).replace("\n", "<br>").split("`")  # names, in code
-        return f"<p>{''.join(f'<code>{w}</code>' if i % 2 else w for i, w in enumerate(words))}</p>"
 
     def name(self, variable: int) -> str:
         """Return the name of a variable of the layout, in backticks."""

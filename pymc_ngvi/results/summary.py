@@ -32,7 +32,7 @@ from pymc_ngvi.results.diagnosis import (
     wrap,
 )
 from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace
-from pymc_ngvi.results.sampling import Sampling, sample_tree
+from pymc_ngvi.results.sampling import sample_tree
 
 
 def verdict_on(
@@ -442,7 +442,7 @@ def summary_of_draws(
         return Summary((), table, None, sections, (), by_sd)
     planned = Planned.of(posterior, group_effects=group_effects)
     wide = draws * sum(planned.sizes.values()) > HELD
-    made = sample_tree(posterior, kept, draws, rng, Sampling(var_names=planned.names if wide else None))
+    made = sample_tree(posterior, kept, draws, rng, var_names=planned.names if wide else None)
     shown, where = planned.arranged(made["posterior"].to_dataset())
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
