@@ -1,5 +1,6 @@
 """The result of a fit: a ``pymc.Approximation`` whose q is any `VariationalState`."""
 
+import contextlib
 import copy
 import functools
 import os
@@ -55,6 +56,7 @@ from pymc_ngvi.results.diagnosis import (
 )
 from pymc_ngvi.results.distributions import (
     Distribution,
+    LogMarginalLikelihood,
     Posterior,
     components_dataset,
     distribution_of,
@@ -63,7 +65,6 @@ from pymc_ngvi.results.distributions import (
 )
 from pymc_ngvi.results.group import NGVIGroup
 from pymc_ngvi.results.left_out import (
-    LogMarginalLikelihood,
     asked_for,
     leave_out,
     log_marginal_likelihood,
@@ -348,10 +349,6 @@ class NGVIApproximation(Approximation):
     def _generator_of_fit(self, random_seed: Seed, stream: int) -> np.random.Generator:
         """Return the random generator for a seed; for None, one that belongs to the fit, by the number of a stream."""
         return own_generator(self.record, stream) if random_seed is None else generator_of(random_seed)
-
-    def refuse_changed_data(self, why: str) -> None:
-        """Raise ValueError if ``pm.set_data`` changed the data since the fit."""
-        self._posterior.refuse_changed_data(why)
 
     def set_state(self, q: VariationalState) -> None:
         """Replace q, a state of the same class; symbolic nodes and compiled functions follow.
@@ -751,7 +748,7 @@ class NGVIApproximation(Approximation):
                 "There is no fit to go on with: this approximation was made without one, or saved without it. "
                 "Use pm.fit(method='ngvi', start=...)."
             )
-        gaussian.refuse_changed_data("The fit can't go on with other data")
+        gaussian._posterior.refuse_changed_data("The fit can't go on with other data")
         if executor is not None:
             if not isinstance(gaussian.density, ShardedDensity):
                 raise ValueError("The model has no shards: leave executor out.")
@@ -781,7 +778,7 @@ class NGVIApproximation(Approximation):
                 "No Gaussian fit came before this nested posterior: refine() looks at more hyperparameters, and takes "
                 "no tol, max_draws or executor. approx.gaussian.refine takes them."
             )
-        self.refuse_changed_data("The posterior can't be gone on with for other data")
+        self._posterior.refuse_changed_data("The posterior can't be gone on with for other data")
         with SoFar[Self]() as so_far:
             so_far.is_now(lambda: (self, ("more hyperparameters",)))
             step = self._next_step
@@ -1157,12 +1154,8 @@ class NGVIApproximation(Approximation):
             Where q is no mixture, or draws do not have ``n_dim`` columns.
         """
         q = self._mixture("responsibilities()")
-        if draws is None or isinstance(draws, int | np.integer):
-            theta = self._posterior.draw(
-                check_draws(N_PREDICTED if draws is None else draws), self.generator(random_seed)
-            )
-        else:
-            theta = np.asarray(draws, dtype=np.float64)
+        n = N_PREDICTED if draws is None else draws
+        theta = self.draw_flat(n, random_seed) if np.ndim(n) == 0 else np.asarray(n, dtype=np.float64)
         if theta.ndim != 2 or theta.shape[1] != q.n_dim:
             raise ValueError(
                 f"draws should be unconstrained, of shape (n_draws, {q.n_dim}), such as draw_flat(n) returns; "
@@ -1466,14 +1459,15 @@ class NGVIApproximation(Approximation):
         Traceback (most recent call last):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
-        rng, posterior, theta = self._to_predict(draws, random_seed)
-        return predictions_at(posterior, theta, new_data, groups, var_names, seed_of(rng), bambi_model=bambi_model)
+        return self._predictor(draws, random_seed)(new_data, groups, var_names, bambi_model=bambi_model)
 
-    def _to_predict(self, draws: int, random_seed: Seed) -> tuple[np.random.Generator, Posterior, Array]:
+    def _predictor(self, draws: int, random_seed: Seed) -> Callable[..., xr.DataTree]:
+        """Return what predicts at the same draws, with the same random numbers, whatever the new data are."""
         if self.record is not None:
             self.record.refuse_diverged()
         rng, posterior = self.generator(random_seed), self._posterior
-        return rng, posterior, posterior.draw(check_draws(draws), rng)
+        theta = posterior.draw(check_draws(draws), rng)
+        return functools.partial(predictions_at, posterior, theta, seed_of(rng))
 
     def average_predictions(
         self,
@@ -1547,13 +1541,8 @@ class NGVIApproximation(Approximation):
         >>> dict(approx.average_predictions(slope="dose", by="treated", random_seed=1).sizes)
         {'chain': 1, 'draw': 1000, 'treated': 2}
         """
-        rng, posterior, theta = self._to_predict(draws, random_seed)
-        seed = seed_of(rng)
-
-        def predict(values: Given) -> xr.DataTree:
-            return predictions_at(posterior, theta, new_data, groups, var_names, seed, at=values)
-
-        return averages(posterior, predict, at, slope, by, new_data)
+        predict = functools.partial(self._predictor(draws, random_seed), new_data, groups, var_names)
+        return averages(self._posterior, predict, at, slope, by, new_data)
 
     # --- priors ---
 
@@ -1968,7 +1957,7 @@ class NGVIApproximation(Approximation):
         >>> approx.leave_out(groups="school", random_seed=1).n_data_points
         20
         """
-        self.refuse_changed_data("leave_out() needs the data of the fit.")
+        self._posterior.refuse_changed_data("leave_out() needs the data of the fit.")
         posterior = self._posterior
         name, rng = observed_name(posterior, var_name), self.generator(random_seed)
         elementwise = observed_logp(posterior.density, name)
@@ -2024,7 +2013,7 @@ class NGVIApproximation(Approximation):
         array([1., 2.])
         """
         if not isinstance(self._data, SavedData):
-            self.refuse_changed_data("Saved, the approximation would go with data that it was not fitted to")
+            self._posterior.refuse_changed_data("Saved, the approximation would go with data that it was not fitted to")
         tree = xr.DataTree()
         if draws:
             kwargs.pop("return_inferencedata", None)
@@ -2135,9 +2124,7 @@ class Reweighted(NGVIApproximation):
         """
         if reasons := self._change.improper:
             raise ValueError(f"There is no marginal likelihood: {'; '.join(reasons)}.")
-        if not self._change.checks.weights_help:
-            raise ValueError(f"There is no marginal likelihood to be relied on. {self._change.checks}")
-        return LogMarginalLikelihood(*self._change.change[:2])
+        return self._change.log_density("marginal likelihood", lambda: self._change.change)
 
 
 class Updated(NGVIApproximation):
@@ -2159,9 +2146,7 @@ class Updated(NGVIApproximation):
         ValueError
             Where the weights can't be relied on.
         """
-        if not self._change.checks.weights_help:
-            raise ValueError(f"There is no density to be relied on. {self._change.checks}")
-        return LogMarginalLikelihood(*self._density_of_rows()[:2])
+        return self._change.log_density("density", self._density_of_rows)
 
 
 def _parts(approx: NGVIApproximation) -> tuple[Any, ...]:
@@ -2191,7 +2176,11 @@ def _content_of_fit(approx: NGVIApproximation) -> dict[str, object]:
 
 
 def load(
-    source: str | os.PathLike[str] | xr.DataTree, model: pm.Model | Shards | None = None, **options: Any
+    source: str | os.PathLike[str] | xr.DataTree,
+    model: pm.Model | Shards | None = None,
+    *,
+    backend: str | None = None,
+    compile_kwargs: dict[str, Any] | None = None,
 ) -> NGVIApproximation:
     """Read an approximation that `NGVIApproximation.save` has written, and put it on a model.
 
@@ -2203,9 +2192,8 @@ def load(
         A netCDF file, or what `NGVIApproximation.to_datatree` returned.
     model : pymc.Model or Shards, optional
         The model that was fitted, made again, or the shards; default: the model of the context.
-    **options
-        ``backend`` and ``compile_kwargs`` of `LogDensity`; by default the backend that the fit had. With another one,
-        a fit goes on with other roundings.
+    backend, compile_kwargs : optional
+        Of `LogDensity`; by default the backend that the fit had. With another one, a fit goes on with other roundings.
 
     Returns
     -------
@@ -2244,8 +2232,6 @@ def load(
     >>> bool(again.elbo == approx.elbo)
     True
     """
-    if unknown := set(options) - {"backend", "compile_kwargs"}:
-        raise TypeError(f"load does not know {', '.join(sorted(unknown))}; it takes backend and compile_kwargs.")
     if model is None and pm.Model.get_context(error_if_none=False) is None:
         raise TypeError(
             "load puts an approximation on the model that was fitted, which a file does not hold: build it again, and "
@@ -2253,15 +2239,13 @@ def load(
         )
     given = model if isinstance(model, Shards) else modelcontext(model)
     name = "The tree" if isinstance(source, xr.DataTree) else repr(os.fspath(source))
-    if isinstance(source, xr.DataTree):
-        content, state = content_of_tree(source, name)
-    else:
-        with reading(source) as tree:
-            content, state = content_of_tree(tree, name)
-    if "compile_kwargs" not in options or "mode" not in (options["compile_kwargs"] or {}):
-        options.setdefault("backend", "auto" if content["backend"] == "given mode" else content["backend"])
+    with contextlib.nullcontext(source) if isinstance(source, xr.DataTree) else reading(source) as tree:
+        content, state = content_of_tree(tree, name)
+    if backend is None:
+        is_given = content["backend"] == "given mode" or "mode" in (compile_kwargs or {})
+        backend = "auto" if is_given else content["backend"]
     kind = ShardedDensity if isinstance(given, Shards) else LogDensity
-    density: ModelDensity = kind(given, **options)
+    density: ModelDensity = kind(given, backend=backend, compile_kwargs=compile_kwargs)
     model = density.model
     found = differences(content["variables"], free_variables(model, density.layout))
     if found:

@@ -133,7 +133,7 @@ class Choice:
 
     def gaussian_of[A: NGVIApproximation](self, approx: A) -> A:
         """Return the Gaussian fit that was not made, with the bits that it would have had."""
-        approx.refuse_changed_data("The Gaussian fit can't be made any more, with other data")
+        approx._posterior.refuse_changed_data("The Gaussian fit can't be made any more, with other data")
         density = approx.density
         density.n_gradients = density.n_hessians = 0
         clock, options = time.perf_counter(), cast(FitOptions, self.options)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Never, cast
+from typing import Any, NamedTuple, Never, cast
 
 import numpy as np
 import pymc as pm
@@ -642,6 +642,26 @@ class PoolDistribution(Distribution):
 
 
 distribution_of.register(PoolState, PoolDistribution)
+
+
+class LogMarginalLikelihood(NamedTuple):
+    """The logarithm of p(y), the density of the data with all parameters integrated out.
+
+    Parameters
+    ----------
+    value : float
+        In nats.
+    se : float
+        Monte Carlo standard error, from independent sequences of draws; of a nested posterior, with the error of the
+        log density of its hyperparameters; of a moved one, that of bridge sampling.
+    """
+
+    value: float
+    se: float
+
+    def __str__(self) -> str:
+        """Return ``-684.54 +- 0.01 (of the mode that was found)``."""
+        return f"{self.value:,.2f} +- {self.se:.2g} (of the mode that was found)"
 
 
 # --- what reports read: an approximate posterior as one value, whatever its distribution is ---

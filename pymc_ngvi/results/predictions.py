@@ -356,12 +356,6 @@ def not_settable(model: pm.Model, name: object, data: list[str], option: str = "
 Groups = Literal["known", "new", "average"]
 
 
-def check_groups(groups: Groups) -> None:
-    """Raise ValueError for another word."""
-    if groups not in get_args(Groups):
-        raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
-
-
 @dataclass(frozen=True)
 class _Axis:
     """Where the elements of an axis were in the fit: their positions then, -1 for new ones."""
@@ -612,10 +606,10 @@ _MOST_SAID = 200
 def predictions_at(
     posterior: Posterior,
     theta: Array,
+    random_seed: int,
     new_data: Given | None,
     groups: Groups,
     var_names: str | Sequence[str] | None,
-    random_seed: int,
     at: Given | None = None,
     bambi_model: Any = None,
 ) -> xr.DataTree:
@@ -624,7 +618,8 @@ def predictions_at(
     ``at`` is what to set data to, in rows that stay what they are: with it, the means of observed variables are
     predicted.
     """
-    check_groups(groups)
+    if groups not in get_args(Groups):
+        raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
     if posterior.density.is_sharded:
         raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
     with posterior.with_data_of_fit():
@@ -1013,19 +1008,17 @@ def _complete(name: str, values: Any) -> Array:
 
 #: Values that data are set to, one after the other: by label, or as they are.
 type Settings = Mapping[str, ArrayLike | Mapping[Any, ArrayLike]]
-#: Predictions with some data set to arrays.
-type Predict = Callable[[Given], xr.DataTree]
 
 
 def averages(
     posterior: Posterior,
-    predict: Predict,
+    predict: Callable[..., xr.DataTree],
     at: Settings | None,
     slope: str | None,
     by: str | Sequence[str],
     new_data: Given | None,
 ) -> xr.Dataset:
-    """Return averages of predictions; see `NGVIApproximation.average_predictions`."""
+    """Return averages of predictions, ``at`` some values; see `NGVIApproximation.average_predictions`."""
     by = [by] if isinstance(by, str) else list(by)
     with posterior.with_data_of_fit():
         rows = NewData.of(posterior.density.given, posterior.layout.coords, new_data)
@@ -1039,7 +1032,7 @@ def averages(
             raise ValueError(f"{quoted(both)}, in by, is set to values by at: averages have it as a dim as it is.")
 
         def averaged(given: Given) -> xr.Dataset:
-            predictions = predict(given)["predictions"].to_dataset()
+            predictions = predict(at=given)["predictions"].to_dataset()
             dims = [str(dim) for dim in predictions.dims if dim not in ("chain", "draw")]
             if by:
                 checked_names(by, [*dims, *data], "which is neither a dim of what is predicted nor pm.Data", "by")

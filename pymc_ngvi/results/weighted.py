@@ -3,7 +3,7 @@
 import math
 import warnings
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +20,7 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.weighted import FEWEST, WeightChecks, WeightedDraws
-from pymc_ngvi.results.distributions import Posterior
+from pymc_ngvi.results.distributions import LogMarginalLikelihood, Posterior
 
 #: Part of the draws that weights are worth which leave nothing to correct, whatever the shape of their tail.
 _NOTHING_TO_CORRECT = 0.99
@@ -62,6 +62,12 @@ class Weighted(NamedTuple):
         """How good the weights are."""
         return cast(WeightChecks, self.state.checks)
 
+    def log_density(self, what: str, density: Callable[[], Estimate]) -> LogMarginalLikelihood:
+        """Return a log density with its error; raise ValueError where weights do not tell it."""
+        if not self.checks.weights_help:
+            raise ValueError(f"There is no {what} to be relied on. {self.checks}")
+        return LogMarginalLikelihood(*density()[:2])
+
 
 def weighted(
     posterior: Posterior, made: Draws, log_ratio: Array, what: str, doubts: Sequence[str], cure: str,
@@ -85,14 +91,21 @@ def weighted(
     before = q.q if isinstance(q.q, PoolState) else None
     mass = change if checks.weights_help and before is not None else Estimate(math.nan, math.nan)
     rest, plan = WeightedDraws(checks, mass, before), q.plan(posterior.density)
+    is_as_before = theta is None and plan.transform is None
     whole = new if theta is None else new._replace(theta=theta)
-    pool = rest.pool_of(whole.reweighted(np.where(np.isfinite(whole.theta).all(axis=1), 0.0, -np.inf)))
-    if theta is None and plan.transform is None:
-        return Weighted(density, rest.with_pool(pool, plan.gaussian, getattr(q.q, "others", ())), log_ratio, change)
+    whole = whole.reweighted(np.where(np.isfinite(whole.theta).all(axis=1), 0.0, -np.inf))
+    gaussian, others = (plan.gaussian, getattr(q.q, "others", ())) if is_as_before else (None, ())
+    return Weighted(density, _state(rest, whole, gaussian, others), log_ratio, change)
+
+
+def _state(rest: WeightedDraws, draws: Draws, gaussian: Any = None, others: tuple[Any, ...] = ()) -> PoolState:
+    """Return weighted draws as a posterior; reports begin from a Gaussian, by default that of their moments."""
+    pool = rest.pool_of(draws)
     weights = pool.weights()[0]
     mean = weights @ pool.g
-    gaussian = DiagonalState.from_scale(mean, np.sqrt(weights @ (pool.g - mean) ** 2))
-    return Weighted(density, rest.with_pool(pool, gaussian), log_ratio, change)
+    if gaussian is None:
+        gaussian = DiagonalState.from_scale(mean, np.sqrt(weights @ (pool.g - mean) ** 2))
+    return rest.with_pool(pool, gaussian, others)
 
 
 def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: str = "corrected()") -> Weighted:
@@ -112,9 +125,7 @@ def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: 
     new = Draws.of_equal_weight(theta).reweighted(log_ratio)
     checks = WeightChecks.of(new, f"Draws of {posterior.kind}, with importance weights.", (), "", is_of_exact=False)
     mass = log_mean(log_ratio, np.zeros(draws))
-    rest = WeightedDraws(checks, mass)
-    gaussian = DiagonalState.from_scale(theta.mean(axis=0), theta.std(axis=0))
-    return Weighted(posterior.density, rest.with_pool(rest.pool_of(new), gaussian), log_ratio, mass)
+    return Weighted(posterior.density, _state(WeightedDraws(checks, mass), new), log_ratio, mass)
 
 
 def check_help(found: Weights) -> None:
