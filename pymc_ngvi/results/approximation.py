@@ -109,7 +109,7 @@ from pymc_ngvi.results.plotting import (
     plot_sensitivity,
 )
 from pymc_ngvi.results.predictions import Given, Groups, Settings, averages, predictions_at
-from pymc_ngvi.results.reweighted import PriorSensitivity, prior_sensitivity, reweighted, updated
+from pymc_ngvi.results.reweighted import Weighted, corrected, reweighted, updated
 from pymc_ngvi.results.sampling import (
     Covariance,
     SamplerInit,
@@ -121,8 +121,7 @@ from pymc_ngvi.results.sampling import (
     sampler_init,
 )
 from pymc_ngvi.results.structure import ModelStructure
-from pymc_ngvi.results.summary import Summary, card_of, summarise
-from pymc_ngvi.results.weighted import Weighted, corrected
+from pymc_ngvi.results.summary import PriorSensitivity, Summary, card_of, prior_sensitivity, summarise
 
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData

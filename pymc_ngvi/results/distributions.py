@@ -6,7 +6,7 @@ import math
 import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Never, cast
 
@@ -26,12 +26,13 @@ from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.prices import hessian_in_gradients
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
-from pymc_ngvi.core.sizes import check_cov_size, check_draws
+from pymc_ngvi.core.sizes import FIXED_SEED, check_cov_size, check_draws
 from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Target, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
+from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.fitting.record import FitRecord
@@ -39,6 +40,7 @@ from pymc_ngvi.graphs.layout import Variable
 from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
+from pymc_ngvi.reading.roles import Extent, Roles, find_roles
 from pymc_ngvi.reparam import Conditional, PushforwardState, ReparametrisedDensity
 from pymc_ngvi.results.structure import ModelStructure
 
@@ -813,3 +815,32 @@ class Posterior:
                 "batch only. Build the model on all of the data to compare them there."
             )
         self.refuse_changed_data("The model's posterior is another one now than q approximates")
+
+
+def two_points(posterior: Posterior) -> xr.Dataset:
+    """Return all variables at one point, twice, as if these were draws: enough to tell sizes, and so roles.
+
+    A draw of q takes a search for modes where effects are relative to these.
+    """
+    values = posterior.values(np.tile(posterior.density.initial_point(), (2, 1)), FIXED_SEED)
+    trace, transformed = to_multitrace(posterior.model, values, {}), posterior.include_transformed
+    tree = to_datatree(trace, posterior.model, dims=posterior.dims, include_transformed=transformed)
+    return tree["posterior"].to_dataset()
+
+
+def roles_of(posterior: Posterior, few: xr.Dataset) -> Roles:
+    """Return the roles of the variables, whose axes are taken from any draws."""
+    extents = {}
+    for name, draws in few.data_vars.items():
+        dims = [d for d in draws.dims if d not in ("chain", "draw")]
+        named = [None if str(d).startswith(f"{name}_dim_") else str(d) for d in dims]
+        extents[str(name)] = Extent(tuple(named), tuple(draws.sizes[d] for d in dims))
+    density = posterior.density
+    roles = find_roles(posterior.model, posterior.layout, posterior.pattern, extents)
+    of_rows = [
+        name
+        for name in density.summed_out_shown
+        if math.prod(extents[name].shape) > 1 and math.prod(extents[name].shape) in roles.observations.values()
+    ]
+    roles = replace(roles, rows=(*roles.rows, *of_rows))
+    return replace(roles, observations=density.observations) if isinstance(density, ShardedDensity) else roles

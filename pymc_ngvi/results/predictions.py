@@ -24,8 +24,7 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
 from pymc_ngvi.reading.roles import uncoupled_axes
-from pymc_ngvi.results.distributions import Posterior
-from pymc_ngvi.results.summary import roles_of, two_points
+from pymc_ngvi.results.distributions import Posterior, roles_of, two_points
 
 #: Arrays by the name of a ``pm.Data``, and labels by the name of a dim.
 type Given = Mapping[str, ArrayLike]

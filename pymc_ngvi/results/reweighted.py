@@ -1,18 +1,18 @@
-"""The posterior under other priors, or given new rows, from its draws by weights; how much it depends on priors."""
+"""The posterior with another log p, from its draws by weights: corrected, under other priors, or given new rows."""
 
 import contextlib
 import functools
 import math
+import warnings
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pymc as pm
-import xarray as xr
 
 from numpy.typing import NDArray
 from scipy import sparse
@@ -20,15 +20,17 @@ from scipy.sparse import csgraph
 from scipy.special import softmax
 
 from pymc_ngvi.core.bridge import Estimate, log_mean
-from pymc_ngvi.core.messages import checked_names, listed, shortened
-from pymc_ngvi.core.psis import khat_limit, pareto_khat, weigh
-from pymc_ngvi.core.sizes import FIXED_SEED, HELD, seed_of
+from pymc_ngvi.core.messages import OURS, listed, shortened
+from pymc_ngvi.core.prices import rounded_up
+from pymc_ngvi.core.psis import Weights, khat_limit, weigh
+from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MOST_NUMBERS, N_SHOWN, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.constrain import Constrainer, OnDraws, TermSums, log_densities, unconstrained
+from pymc_ngvi.density.constrain import Constrainer, OnDraws, unconstrained
 from pymc_ngvi.density.info import quoted, with_data_for
 from pymc_ngvi.density.new_priors import NewPriors
 from pymc_ngvi.density.predictive import Treatment, data_behind, indexed_axes, n_batch_axes
+from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.new_rows import (
     CoupledRows,
@@ -39,11 +41,11 @@ from pymc_ngvi.marginal.new_rows import (
     with_new_rows,
     with_trees,
 )
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.sampling import evenly_picked
 from pymc_ngvi.marginal.student_mixture import StudentMixture
-from pymc_ngvi.reading.roles import top_level_priors
-from pymc_ngvi.results.diagnosis import Kept
-from pymc_ngvi.results.distributions import Posterior, one_chain, to_datatree, to_multitrace
+from pymc_ngvi.marginal.weighted import FEWEST, WeightChecks, WeightedDraws
+from pymc_ngvi.results.distributions import LogMarginalLikelihood, Posterior
 from pymc_ngvi.results.predictions import (
     Given,
     NewData,
@@ -53,9 +55,151 @@ from pymc_ngvi.results.predictions import (
     places_among,
     rows_of_bambi,
 )
-from pymc_ngvi.results.sampling import Names, narrow
-from pymc_ngvi.results.summary import Planned, imported
-from pymc_ngvi.results.weighted import ElsewhereDensity, Weighted, joint_draws, weighted
+
+#: Part of the draws that weights are worth which leave nothing to correct, whatever the shape of their tail.
+_NOTHING_TO_CORRECT = 0.99
+#: More draws than these are not proposed to anybody; nor more than so many, where each has to be weighted.
+_MOST_DRAWS, _MOST_WEIGHTED = 1_000_000, 14_000
+#: Part of the draws asked for that come where they can be had.
+_NEARLY = 0.9
+#: Nats below the heaviest draw where a log weight has no digits left for what another log p, as low there, makes of it.
+_NO_DIGITS = 1e9
+_RICHER = "Fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
+
+
+class ElsewhereDensity:
+    """Log p that is that of other draws: only rows and data of its model are of use."""
+
+    def __init__(self, density: ModelDensity, why_in_part: str) -> None:
+        self._density, self.why_in_part = density, why_in_part
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_density":  # of a copy that has no attributes yet
+            raise AttributeError(name)
+        return getattr(self._density, name)
+
+
+class Weighted(NamedTuple):
+    """A posterior that is weighted draws of another one."""
+
+    density: ModelDensity
+    state: PoolState
+    #: Log p over that of the other one at each draw, up to a constant; shape (n_draws,).
+    log_ratio: Array
+    #: Of the marginal likelihoods.
+    change: Estimate
+    #: Why marginal likelihoods can't be compared, in clauses.
+    improper: Sequence[str] = ()
+
+    @property
+    def checks(self) -> WeightChecks:
+        """How good the weights are."""
+        return cast(WeightChecks, self.state.checks)
+
+    def log_density(self, what: str, density: Callable[[], Estimate]) -> LogMarginalLikelihood:
+        """Return a log density with its error; raise ValueError where weights do not tell it."""
+        if not self.checks.weights_help:
+            raise ValueError(f"There is no {what} to be relied on. {self.checks}")
+        return LogMarginalLikelihood(*density()[:2])
+
+
+def weighted(
+    posterior: Posterior, made: Draws, log_ratio: Array, what: str, doubts: Sequence[str], cure: str,
+    density: ModelDensity, n_wanted: int, theta: Array | None = None,
+) -> Weighted:  # fmt: skip
+    """Return the posterior that draws have with other weights; warn where they can't be relied on.
+
+    ``theta`` are the draws in the coordinates of ``density``, where these are others.
+    """
+    q, new = posterior.distribution, made.reweighted(log_ratio)
+    change = log_mean(log_ratio, made.log_weights, part=made.part)
+    checks = WeightChecks.of(new, what, tuple(doubts), "", is_of_exact=q.is_checked)
+    if checks.shortfalls:
+        can_be_had = made.effective_size > _NEARLY * n_wanted
+        needed = int(rounded_up(1.2 * FEWEST / max(checks.effective_size, 1.0) * n_wanted))
+        if checks.weights_help and can_be_had and needed <= _MOST_WEIGHTED:
+            cure = f"Take more draws, draws={needed:_}; or {cure[0].lower()}{cure[1:]}"
+        checks = replace(checks, cure=cure)
+    if not checks.is_reliable:
+        warnings.warn(str(checks), UserWarning, skip_file_prefixes=OURS)
+    before = q.q if isinstance(q.q, PoolState) else None
+    mass = change if checks.weights_help and before is not None else Estimate(math.nan, math.nan)
+    rest, plan = WeightedDraws(checks, mass, before), q.plan(posterior.density)
+    is_as_before = theta is None and plan.transform is None
+    whole = new if theta is None else new._replace(theta=theta)
+    whole = whole.reweighted(np.where(np.isfinite(whole.theta).all(axis=1), 0.0, -np.inf))
+    gaussian, others = (plan.gaussian, getattr(q.q, "others", ())) if is_as_before else (None, ())
+    return Weighted(density, _state(rest, whole, gaussian, others), log_ratio, change)
+
+
+def _state(rest: WeightedDraws, draws: Draws, gaussian: Any = None, others: tuple[Any, ...] = ()) -> PoolState:
+    """Return weighted draws as a posterior; reports begin from a Gaussian, by default that of their moments."""
+    pool = rest.pool_of(draws)
+    weights = pool.weights()[0]
+    mean = weights @ pool.g
+    if gaussian is None:
+        gaussian = DiagonalState.from_scale(mean, np.sqrt(weights @ (pool.g - mean) ** 2))
+    return rest.with_pool(pool, gaussian, others)
+
+
+def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: str = "corrected()") -> Weighted:
+    """Return draws of q with their importance weights; raise ValueError where these can't correct it."""
+    posterior.check_correctable(what)
+    posterior.check_weights()
+    posterior.check_weighable(draws, "Importance weights take")
+    if (most := MOST_NUMBERS // posterior.layout.n_dim) < draws:
+        raise ValueError(f"{draws:,} draws of {posterior.layout.n_dim:,} coordinates are too much: take {most:,}.")
+    theta = posterior.draw(draws, rng)
+    log_ratio = posterior.density.logp(theta) - posterior.log_q(theta)
+    finite = np.isfinite(log_ratio)
+    if np.any(log_ratio == np.inf) or not finite.any():
+        where = "infinite at some" if finite.any() else "finite at none"
+        raise ValueError(f"log p is {where} of {draws:,} draws of q: weights p/q can't correct it.")
+    check_help(weigh(log_ratio)[1])
+    new = Draws.of_equal_weight(theta).reweighted(log_ratio)
+    checks = WeightChecks.of(new, f"Draws of {posterior.kind}, with importance weights.", (), "", is_of_exact=False)
+    mass = log_mean(log_ratio, np.zeros(draws))
+    return Weighted(posterior.density, _state(WeightedDraws(checks, mass), new), log_ratio, mass)
+
+
+def check_help(found: Weights) -> None:
+    """Raise ValueError where k-hat says that weights can't help."""
+    if found.verdict().helps or found.effective > _NOTHING_TO_CORRECT * found.n_draws:
+        return
+    cure, limit = _RICHER, khat_limit(found.n_draws)
+    if found.khat < khat_limit(_MOST_DRAWS):
+        needed = rounded_up(max(10.0 ** (1.0 / (1.0 - found.khat)), N_SHOWN))
+        cure = f"Take {needed:,.0f} draws or more, if it stays so; or f{_RICHER[1:]}"
+    raise ValueError(
+        f"Pareto k-hat is {found.khat:.2f}, and {found.n_draws:,} draws of q allow for {limit:.2f} at most: importance "
+        f"weights can't correct what q misses. {cure}"
+    )
+
+
+def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Draws, tuple[str, ...]]:
+    """Return draws with their weights, and what stands against relying on them, in clauses.
+
+    An exact, nested or moved posterior has weights. Draws of another q get their importance weights where these help;
+    where they can't, the draws are those of q.
+    """
+    q, density, record = posterior.distribution, posterior.density, posterior.record
+    made = q.joint(n, rng)
+    if q.kept_log_weights() is not None:
+        log_weights = made.log_weights
+        log_weights = np.where(log_weights > log_weights.max() - _NO_DIGITS, log_weights, -np.inf)
+        return made._replace(log_weights=log_weights), () if record is None else record.doubts
+    if density.why_in_part:
+        return made, (
+            f"the draws are those of {posterior.kind}, which is not compared with log p: {density.why_in_part}",
+        )
+    log_weights, found = weigh(q.log_weights(made.theta, density))
+    if found.verdict().helps:
+        return made._replace(log_weights=log_weights), ()
+    return made, (
+        f"the draws are those of {posterior.kind} as it is: Pareto k-hat {found.khat_text()} says that importance "
+        "weights can't correct it",
+    )
+
 
 # --- other priors ---
 
@@ -98,161 +242,6 @@ def _in_coordinates_of(density: ModelDensity, posterior: Posterior, new: NewPrio
         return None
     values = Constrainer.of(posterior.density, deterministics=False)(theta)
     return unconstrained(density, differ, values, theta)
-
-
-#: Powers between which sensitivity is measured: those of ArviZ, and of the R package priorsense.
-_POWERS = (0.99, 1.01)
-#: Parts of the draws without which errors are told; digits of their sensitivities, and of errors.
-_N_PARTS, _DIGITS, _SHOWN = 8, 9, 3
-
-
-@dataclass(frozen=True, eq=False)
-class PriorSensitivity:
-    """What `NGVIApproximation.prior_sensitivity` returns; it prints as a table.
-
-    Parameters
-    ----------
-    table : pandas.DataFrame
-        Columns ``prior`` and ``likelihood``, the sensitivities, with standard errors ``prior_se`` and
-        ``likelihood_se``, and ``diagnosis``, in words of ArviZ; a row for each element.
-    khat : dict of str to float
-        The larger k-hat of both powers, of ``prior`` and ``likelihood``.
-    priors : tuple of str
-        Variables whose priors were scaled.
-    likelihoods : tuple of str
-        Variables that were scaled as likelihood.
-    tree : xarray.DataTree
-        Groups ``posterior``, ``log_prior`` and ``log_likelihood``, the last two with one sum a draw: for
-        ``arviz_stats.psense`` and ``arviz_plots.plot_psense_dist``.
-    doubts : tuple of str
-        What stands against relying on it, in clauses.
-    """
-
-    table: pd.DataFrame
-    khat: Mapping[str, float]
-    priors: tuple[str, ...]
-    likelihoods: tuple[str, ...]
-    tree: xr.DataTree
-    doubts: tuple[str, ...] = ()
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """What was scaled, and how far it can be relied on."""
-        priors, likelihoods = (", ".join(f"`{name}`" for name in of) for of in (self.priors, self.likelihoods))
-        scaled = f"Power scaling of the priors of {priors}, and of the likelihood of {likelihoods}."
-        khats = ", ".join(f"{name} {value:.2f}" for name, value in self.khat.items())
-        doubts = f"Not reliable: {'; '.join(self.doubts)}." if self.doubts else ""
-        return tuple(filter(None, (scaled, f"Pareto k-hat: {khats}.", doubts)))
-
-    def __str__(self) -> str:
-        """Return the sentences, and the table."""
-        return "\n".join(
-            [*self.lines, "", self.table.to_string(header=["prior", "+-", "likelihood", "+-", "diagnosis"])]
-        )
-
-    __repr__ = __str__
-
-
-def prior_sensitivity(
-    posterior: Posterior,
-    draws: int,
-    rng: np.random.Generator,
-    *,
-    var_names: Names,
-    prior_var_names: Names,
-    likelihood_var_names: Names,
-    threshold: float,
-) -> PriorSensitivity:
-    """Return sensitivities by power scaling; see `NGVIApproximation.prior_sensitivity`."""
-    posterior.check_weighable(draws, "Power scaling takes")
-    if why := posterior.density.why_in_part:
-        raise ValueError(f"Power scaling needs the likelihood of all data: {why}. Ask a model of all rows.")
-    posterior.refuse_changed_data("Power scaling would be about another posterior")
-    priors, likelihoods = _scaled(posterior, prior_var_names, likelihood_var_names)
-    theta, doubts = _drawn(posterior, draws, rng)
-    of_prior = TermSums(posterior.model, posterior.layout, lambda: log_densities(posterior.model, priors))(theta)
-    of_likelihood = _log_likelihood(posterior, theta, likelihoods, is_all=likelihood_var_names is None)
-    shown = _shown(posterior, theta, var_names, seed_of(rng))
-    tree = xr.DataTree.from_dict(
-        {
-            "posterior": shown,
-            "log_prior": one_chain({"prior": of_prior}),
-            "log_likelihood": one_chain({"likelihood": of_likelihood}),
-        }
-    )
-    khat = {"prior": _khat(of_prior), "likelihood": _khat(of_likelihood)}
-    limit = khat_limit(draws)
-    doubts = (*doubts, *(f"k-hat of {name} is above {limit:.2g}" for name, value in khat.items() if value > limit))
-    summary = functools.partial(imported("arviz_stats").psense_summary, alphas=_POWERS)
-    table = summary(tree, threshold=threshold)
-    # Jackknife: without each of some parts of the draws.
-    parts = [tree.isel(draw=np.arange(draws) % _N_PARTS != k) for k in range(_N_PARTS)]
-    kinds = ["prior", "likelihood"]
-    without = np.array([summary(part, threshold=np.inf, round_to=_DIGITS)[kinds].to_numpy(float) for part in parts])
-    errors = np.sqrt(_N_PARTS - 1) * without.std(axis=0)
-    for i, kind in enumerate(kinds):
-        table.insert(2 * i + 1, f"{kind}_se", errors[:, i].round(_SHOWN))
-    return PriorSensitivity(table, khat, tuple(priors), tuple(likelihoods), tree, doubts)
-
-
-def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[list[str], list[str]]:
-    """Return the variables whose priors are scaled, and those of the likelihood."""
-    model, free = posterior.model, [v.name for v in posterior.layout.variables]
-    potentials = [term.name for term in model.potentials]
-    observed = [rv.name for rv in model.observed_RVs]
-    why = "which can't be scaled as such"
-    asked = None if priors is None else checked_names(priors, [*free, *potentials], why, "prior_var_names")
-    of_prior = asked or top_level_priors(model, free)
-    if likelihoods is not None:
-        return of_prior, checked_names(likelihoods, [*observed, *potentials], why, "likelihood_var_names")
-    if not observed:
-        raise ValueError(
-            "The model has no observed variable: name the Potentials that are its likelihood, likelihood_var_names=..."
-            if potentials
-            else "The model has no observed variable, and no likelihood to scale."
-        )
-    return of_prior, observed
-
-
-def _drawn(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[Array, tuple[str, ...]]:
-    """Return draws of equal weight, corrected by importance weights where these help."""
-    made, doubts = joint_draws(posterior, draws, rng)
-    rows = evenly_picked(np.exp(weigh(made.log_weights)[0]), draws, rng.random())
-    return made.theta[rng.permutation(rows)], doubts
-
-
-def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *, is_all: bool) -> Array:
-    """Return the log likelihood of each draw: what log p has beside priors and Potentials, or that of some variables.
-
-    Log p is compiled, knows rows, and reaches data that are elsewhere.
-    """
-    model, layout = posterior.model, posterior.layout
-    if not is_all:
-        return TermSums(model, layout, lambda: log_densities(model, names))(theta)
-    others = [*(v.name for v in layout.variables), *(term.name for term in model.potentials)]
-    of_others = TermSums(model, layout, lambda: log_densities(model, others, jacobian=True))(theta)
-    return posterior.density.logp(theta) - of_others
-
-
-def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> xr.Dataset:
-    """Return the variables in the table, at draws."""
-    planned = None
-    if var_names is None:
-        planned = Planned.of(posterior, group_effects=False)
-        names = planned.names
-    else:
-        known = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
-        names = checked_names(var_names, known)
-    values = narrow(posterior, Kept(), frozenset(names))(theta, random_seed=seed)
-    tree = to_datatree(to_multitrace(posterior.model, values, {}), posterior.model, include_transformed=False)
-    made = tree["posterior"].to_dataset()
-    shown = made[names] if planned is None else planned.arranged(made)[0]
-    return shown[[name for name, of in shown.data_vars.items() if (np.ptp(of.to_numpy(), axis=(0, 1)) > 0.0).any()]]
-
-
-def _khat(log_density: Array) -> float:
-    """Return the larger k-hat of the weights of both powers; -inf where these are equal."""
-    return max(pareto_khat((power - 1.0) * log_density, np.zeros_like(log_density)) for power in _POWERS)
 
 
 # --- new rows of a model, checked, and their log densities at draws of the posterior ---

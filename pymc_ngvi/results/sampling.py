@@ -48,7 +48,7 @@ from pymc_ngvi.results.distributions import (
     to_datatree,
     to_multitrace,
 )
-from pymc_ngvi.results.weighted import corrected
+from pymc_ngvi.results.reweighted import corrected
 
 # --- moments of an approximate posterior by variable: covariances, and what PyMC calls its state ---
 
