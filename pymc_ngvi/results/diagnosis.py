@@ -352,11 +352,8 @@ class Context:
     #: Whether Bambi made its group effects non-centred.
     of_bambi: bool = False
     #: Returns the option ``posterior`` that was left out for its cost, or because a Gaussian was asked for, and is
-    #: worth a try; empty where none is.
+    #: worth a try; else what goes with any model, with its price, where that was not tried; empty where none is.
     other_posterior: Callable[[], str] = str
-    #: Returns what goes with any model and is worth a try where no other posterior is, with its price; empty where it
-    #: was tried.
-    last_resort: Callable[[], str] = str
     #: Whether effects of groups can be fitted relative to their conditional modes in reasonable time.
     can_be_relative: bool = True
 
@@ -383,8 +380,7 @@ class Context:
 
     def shape_cure(self) -> str:
         """Return what may help where q has not the shape of the posterior."""
-        other = self.other_posterior()
-        options = [f"posterior={other!r}"] if other else [*filter(None, [self.last_resort()])]
+        options = [*filter(None, [self.other_posterior()])]
         if not self.traits.has_all_correlations:
             options.append(f"family={STRUCTURED if self.has_groups else DENSE!r}")
         if self.of_bambi:
@@ -430,50 +426,28 @@ def context_of(posterior: Posterior) -> Context:
         has_hessian=posterior.density.has_hessian,
         of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
         other_posterior=functools.cache(lambda: _other_posterior(posterior)),
-        last_resort=functools.cache(lambda: _last_resort(posterior)),
         can_be_relative=not posterior.density.is_streamed and of_groups,
     )
 
 
-def _last_resort(posterior: Posterior) -> str:
-    """Return the option that asks for what goes with any model, with its price."""
-    density, plan = posterior.density, None if posterior.record is None else posterior.record.plan
-    for kind in KINDS.values():
-        planned = None if plan is None else plan.of(kind.name)
-        is_open = planned is not None and planned.outcome in (Decision.TOO_DEAR, Decision.NOT_NEEDED)
-        if not kind.is_last or not (_may_follow(posterior) if is_open else _is_left(posterior, kind.name)):
-            continue
-        if (found := if_available(kind.possible, density)) is not None:
-            seconds = kind.price(found, density, by_rows=density.n_directions is not None).seconds
-            return f"posterior={kind.name!r} ({in_words(seconds)})"
-    return ""
-
-
-def _may_follow(posterior: Posterior) -> bool:
-    """Tell whether another posterior can follow the fit."""
-    record = posterior.record
-    if record is None or record.is_pool or record.reparam is not None or posterior.density.is_streamed:
-        return False
-    return traits_of(record.family).is_gaussian and record.status.can_be_followed
-
-
-def _is_left(posterior: Posterior, kind: str) -> bool:
-    """Tell whether another posterior can follow the fit and was not tried."""
-    record = posterior.record
-    # Not tried, or left out for its seconds.
-    return _may_follow(posterior) and record is not None and (not record.of_posterior or record.on_request == kind)
-
-
 def _other_posterior(posterior: Posterior) -> str:
-    """Return the kind of posterior that is worth a try: that which is likeliest exact, of equals the first."""
-    best, name = 0.0, ""
-    for kind in KINDS.values():
-        found = None
-        if best < 1.0 and not kind.is_last and _is_left(posterior, kind.name):
-            found = if_available(kind.possible, posterior.density)
-        if found is not None and kind.chance(found) > best:
-            best, name = kind.chance(found), kind.name
-    return name
+    """Return the option that asks for a posterior worth a try: the likeliest exact, else what goes with any model."""
+    density, record, best, option = posterior.density, posterior.record, 0.0, ""
+    if record is None or record.is_pool or record.reparam is not None or density.is_streamed:
+        return ""
+    if not (traits_of(record.family).is_gaussian and record.status.can_be_followed):
+        return ""
+    for name, kind in KINDS.items():
+        planned = None if record.plan is None else record.plan.of(name)
+        is_left = not record.of_posterior or record.on_request == name  # not tried, or left out for its seconds
+        if kind.is_last and planned is not None and planned.outcome in (Decision.TOO_DEAR, Decision.NOT_NEEDED):
+            is_left = True
+        if best == 1.0 or (kind.is_last and option) or not is_left:
+            continue
+        if (found := if_available(kind.possible, density)) is not None and (chance := kind.chance(found)) > best:
+            seconds = kind.price(found, density, by_rows=density.n_directions is not None).seconds
+            best, option = chance, f"posterior={name!r}" + f" ({in_words(seconds)})" * kind.is_last
+    return option
 
 
 # --- what was found, in sentences, and what may help: each names variables and a cure ---
@@ -505,7 +479,7 @@ def findings_of(
     """Return all findings, the serious ones first."""
     modes = [] if context.record is None else [m for m in context.record.modes if not (m.is_equal and equal)]
     if any(p.share > MUCH for p in places):
-        context = replace(context, other_posterior=str, last_resort=str)  # they would miss the same modes
+        context = replace(context, other_posterior=str)  # they would miss the same modes
     found = [
         *of_fit(context, gap),
         *_of_equal_modes(context, equal),

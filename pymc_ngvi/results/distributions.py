@@ -5,7 +5,7 @@ import functools
 import math
 import warnings
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Never, cast
@@ -123,12 +123,6 @@ def free_names(layout: Layout, *names: str) -> list[str]:
     return [f"q_{name}" if name in taken else name for name in names]
 
 
-def labelled(labels: Sequence[str], matrix: Array, axis: str = "unconstrained") -> xr.DataArray:
-    """Return a covariance with labels on both axes: ``beta[3]``, ``sd_log__``."""
-    dims = (axis, f"{axis}_2")
-    return xr.DataArray(matrix, dims=dims, coords=dict.fromkeys(dims, labels), name="covariance")
-
-
 def dims_of(variable: Variable) -> tuple[str, ...]:
     """Return the names of the axes of an unconstrained variable."""
     return variable.dims or _plain_dims(variable.value_name, variable.shape)
@@ -179,7 +173,7 @@ def _plain_dims(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"{name}_dim_{i}" for i in range(len(shape)))
 
 
-def indices_of(layout: Layout, names: str | Sequence[str], others: Iterable[str] = ()) -> NDArray[np.intp]:
+def indices_of(layout: Layout, names: str | Sequence[str]) -> NDArray[np.intp]:
     """Return the flat coordinates of the named variables, in the order of the names."""
     wanted = [names] if isinstance(names, str) else list(names)
     where = {v.name: v.where for v in layout.variables} | {v.value_name: v.where for v in layout.variables}
@@ -187,9 +181,8 @@ def indices_of(layout: Layout, names: str | Sequence[str], others: Iterable[str]
         where |= {layout.label(i): slice(i, i + 1) for i in range(layout.n_dim)}
     unknown = [name for name in wanted if name not in where]
     if unknown:
-        known = ", ".join(map(repr, [*(v.name for v in layout.variables), *sorted(others)]))
-        kind = "variable" if others else "free variable"
-        raise ValueError(f"No {kind} is called {', '.join(map(repr, unknown))}; there are {known}.")
+        known = ", ".join(repr(v.name) for v in layout.variables)
+        raise ValueError(f"No free variable is called {', '.join(map(repr, unknown))}; there are {known}.")
     return np.concatenate([np.arange(0), *(np.arange(where[name].start, where[name].stop) for name in wanted)])
 
 

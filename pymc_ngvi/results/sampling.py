@@ -44,7 +44,6 @@ from pymc_ngvi.results.distributions import (
     constrained_dataset,
     flat_dataset,
     indices_of,
-    labelled,
     to_datatree,
     to_multitrace,
 )
@@ -53,38 +52,12 @@ from pymc_ngvi.results.reweighted import corrected
 # --- moments of an approximate posterior by variable: covariances, and what PyMC calls its state ---
 
 
-def covariance_of(posterior: Posterior, names: str | Sequence[str], *, constrained: bool) -> xr.DataArray:
+def covariance_of(posterior: Posterior, names: str | Sequence[str]) -> xr.DataArray:
     """Return the covariance of some variables; see `NGVIApproximation.cov_of`."""
-    wanted, layout = [names] if isinstance(names, str) else list(names), posterior.layout
-    derived = {d.name for d in posterior.density.deterministics}
-    of_draws = derived & set(wanted)
-    index = indices_of(layout, [name for name in wanted if name not in of_draws], derived)
-    if of_draws or constrained:
-        scaled = derived | ({v.name for v in layout.variables} if constrained else set())
-        return _covariance_of_draws(posterior, wanted, scaled)
-    return labelled([layout.label(int(i)) for i in index], posterior.distribution.cov_block(index))
-
-
-def _covariance_of_draws(posterior: Posterior, wanted: list[str], scaled: set[str]) -> xr.DataArray:
-    """Return the covariance of variables of any kind, from draws."""
-    layout = posterior.layout
-    constrainer = Constrainer.of(posterior.density, names=frozenset(wanted) & scaled)
-    theta = posterior.distribution.draw_matched(N_WEIGHED, np.random.default_rng(FIXED_SEED))
-    values = constrainer(theta)
-    columns, labels = [], []
-    for name in wanted:
-        if name in scaled:
-            shape = values[name].shape[1:]
-            columns.append(values[name].reshape(len(theta), -1))
-            labels += [name + (f"[{','.join(map(str, at))}]" if at else "") for at in np.ndindex(shape)]
-        else:
-            index = indices_of(layout, name)
-            columns.append(theta[:, index])
-            labels += [layout.label(int(k)) for k in index]
-    table = np.concatenate(columns, axis=1, dtype=np.float64)
-    table = table[np.isfinite(table).all(axis=1)]
-    table -= table.mean(axis=0)
-    return labelled(labels, table.T @ table / len(table), "variable")
+    index = indices_of(posterior.layout, names)
+    labels = [posterior.layout.label(int(i)) for i in index]
+    block, dims = posterior.distribution.cov_block(index), ("unconstrained", "unconstrained_2")
+    return xr.DataArray(block, dims=dims, coords=dict.fromkeys(dims, labels), name="covariance")
 
 
 def constrained_state(posterior: Posterior) -> VIState:

@@ -204,7 +204,7 @@ def test_an_exact_posterior_is_a_cure_where_it_was_not_tried(changes, expected, 
 def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
     """It would miss the same one."""
     context = Context(
-        gaussian.layout, None, "full", has_groups=False, has_hessian=True, other_posterior=lambda: "exact"
+        gaussian.layout, None, "full", has_groups=False, has_hessian=True, other_posterior=lambda: "posterior='exact'"
     )
     none, where = np.empty((0, 4)), np.zeros(4)
     moved = Moved(none, none, none, none[:, 0], 0.0, 4, 0, 0)
