@@ -510,7 +510,7 @@ def families_of(layout: Layout) -> list[SymmetryFamily]:
             order, sign = np.arange(n), np.ones(n, dtype=np.int8)
             for item in some:
                 if kind == "labels":
-                    order[item.places[[i, i + 1]]] = item.places[[i + 1, i]]
+                    order[item.places[[i, i + 1]]] = order[item.places[[i + 1, i]]]
                 else:
                     sign[item.places[i]] *= -1
             for v in mirrored:

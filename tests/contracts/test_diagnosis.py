@@ -291,11 +291,7 @@ def test_the_report_says_what_was_done_about_other_modes(gaussian, searched, has
     assert re.search(f"Other modes +{row}", str(diagnosis))
 
 
-def test_the_report_is_html_in_notebooks(wrong):
-    html = wrong._repr_html_()
-    assert "<b>Not reliable" in html
-    assert "family=&#x27;full&#x27;" in html
-    assert html.count("<li>") == len(wrong.reasons) + len(wrong.remarks)
+
 
 
 def test_many_coordinates_of_one_variable_are_counted_not_listed():
