@@ -128,7 +128,11 @@ class Slots:
             raise ValueError(f"The dict {' and '.join(parts)}: all dicts need the same names, {names}.")
         arrays = {inner: self._array(name, entry[name]) for name, inner in self.names.items()}
         arrays |= {name: plain_array(name, entry[name]) for name in self.dims}
-        self._check_lengths(arrays)
+        given: list[tuple[str, str | None, int]] = [(name, name, len(arrays[name])) for name in self.dims]
+        for name, inner in self.names.items():
+            dims = self.model.named_vars_to_dims.get(inner) or ()
+            given += [(name, dim, n) for dim, n in zip(dims, arrays[inner].shape, strict=False)]
+        lengths_by_dim(given)  # those that agree PyMC checks itself
         return arrays
 
     def _array(self, name: str, values: ArrayLike) -> AnyArray:
@@ -142,28 +146,6 @@ class Slots:
                     "values as pm.Data where the model is made, for shapes that differ."
                 )
         return array
-
-    def _check_lengths(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Raise ValueError where arrays with a dim in common differ in its length, or this can't change."""
-        given: list[tuple[str, str | None, int]] = [(name, name, len(arrays[name])) for name in self.dims]
-        for name, inner in self.names.items():
-            dims = self.model.named_vars_to_dims.get(inner) or ()
-            given += [(name, dim, n) for dim, n in zip(dims, arrays[inner].shape, strict=False)]
-        lengths = lengths_by_dim(given)
-        for dim, (name, length) in lengths.items():
-            now = int(self.model.dim_lengths[dim].eval())
-            if length == now:
-                continue
-            if not hasattr(self.model.dim_lengths[dim], "set_value"):
-                raise ValueError(
-                    f"{name!r} has length {length:,} along dim {dim!r}, whose length is fixed at {now:,} in the model: "
-                    "for sizes that differ, leave it out of coords, and let the dims of pm.Data make it."
-                )
-            if self.model.coords.get(dim) is not None and dim not in self.dims:
-                raise ValueError(
-                    f"{name!r} has length {length:,} along dim {dim!r}, which has {now:,} labels: give labels, too, "
-                    f"as {dim!r} in each dict."
-                )
 
     def put(self, arrays: Mapping[str, AnyArray]) -> None:
         """Give the model the data of an entry."""

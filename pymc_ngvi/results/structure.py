@@ -186,11 +186,6 @@ class ModelStructure:
     sums : tuple of ndarray of int
         Coordinates of each sum over many that couples these beside what ``pattern`` has.
 
-    Raises
-    ------
-    ValueError
-        If the three are not of one number of coordinates.
-
     Examples
     --------
     >>> import numpy as np
@@ -215,10 +210,6 @@ class ModelStructure:
     sums: tuple[Integers, ...] = ()
 
     def __post_init__(self) -> None:
-        for part in (self.pattern, self.arrow):
-            if part is not None and part.n_dim != self.n_dim:
-                kind = type(part).__name__
-                raise ValueError(f"The layout has {self.n_dim} coordinates, the {kind} {part.n_dim}.")
         if self.arrow is None and self.pattern is not None:
             object.__setattr__(self, "arrow", find_blocks(self.pattern))
 

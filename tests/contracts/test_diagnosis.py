@@ -291,9 +291,6 @@ def test_the_report_says_what_was_done_about_other_modes(gaussian, searched, has
     assert re.search(f"Other modes +{row}", str(diagnosis))
 
 
-
-
-
 def test_many_coordinates_of_one_variable_are_counted_not_listed():
     with pm.Model() as model:
         pm.Normal("z", 0.0, 1.0, shape=40)

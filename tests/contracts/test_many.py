@@ -347,7 +347,7 @@ def test_labels_of_dims_join_groups_that_differ():
         atol=error,
     )
     assert list(model.coords["shop"]) == ["a", "b"]
-    with pytest.raises(ValueError, match="has length 3 along dim 'shop', which has 2 labels: give labels"):
+    with pytest.raises(ValueError, match="new coord values for the shop dimension are required"):
         pymc_ngvi.fit_many(model, [{"y_data": np.ones(3)}], **QUIET)
 
 
