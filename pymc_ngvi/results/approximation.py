@@ -411,7 +411,7 @@ class NGVIApproximation(Approximation):
     @property
     def _posterior(self) -> Posterior:
         return Posterior(
-            self._distribution, self.density, self._constrainer, self.record, self.hist, self.gap_hist, self._data,
+            self._distribution, self.density, self._constrainer, self.record, self._data,
             self.include_transformed,
         )  # fmt: skip
 

@@ -47,7 +47,7 @@ from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY, MUCH, N_DRAWS, FitReco
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
 from pymc_ngvi.posteriors.plan import Decision
-from pymc_ngvi.results.distributions import Costs, Distribution, Posterior, flat_dataset, free_names
+from pymc_ngvi.results.distributions import Costs, Distribution, Posterior, costs_of, flat_dataset, free_names
 from pymc_ngvi.results.drifts import (
     FEWEST,
     LEAST_ACCEPTANCE,
@@ -734,7 +734,7 @@ logger = logging.getLogger("pymc.ngvi")
 
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
-    costs, n = posterior.distribution.costs(posterior.density, posterior.record), budget_of(posterior).n_weights
+    costs, n = costs_of(posterior), budget_of(posterior).n_weights
     seconds = _seconds_of(costs, posterior.record)
     n = n or int(np.clip(seconds / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
     if n < most_weighed(posterior, N_WEIGHED):
@@ -781,7 +781,7 @@ def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.ra
     if rng is None:
         return own_log_ratio(posterior, kept, n_own(posterior))
     n = N_WEIGHED if draws is None else check_draws(draws)
-    seconds = n * posterior.distribution.costs(posterior.density, posterior.record).weight
+    seconds = n * costs_of(posterior).weight
     with announced("Importance weights", seconds):
         return weighed(posterior, n, rng)
 
@@ -940,7 +940,7 @@ def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool 
 
 def budget_of(posterior: Posterior) -> Budget:
     """Return as much of a diagnosis as can be had in the seconds for it."""
-    costs, wanted = posterior.distribution.costs(posterior.density, posterior.record), full_budget(posterior)
+    costs, wanted = costs_of(posterior), full_budget(posterior)
     seconds = _seconds_of(costs, posterior.record)
     n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
     if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):
@@ -964,7 +964,7 @@ def diagnose(
     equal, n_compared = _equal_modes(posterior, budget)
     if budget.cut:
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
-    costs = posterior.distribution.costs(density, record)
+    costs = costs_of(posterior)
     with announced("Judging q", budget.n_weights * costs.weight + budget.n_gradients * costs.gradient):
         again = copy.deepcopy(of_weights)
         weights, elbo, ratio = _weights_of(posterior, budget, of_weights, kept)
@@ -1097,7 +1097,7 @@ def _weighted_shifts(
     # No mean moves by more than the root of their relative variance, in standard deviations.
     if weights.n_draws < FEWEST_WEIGHED or weights.uneven < LIMITS["mean"] ** 2:
         return
-    took = posterior.distribution.costs(posterior.density, posterior.record).weight * len(ratio)
+    took = costs_of(posterior).weight * len(ratio)
     n = min(N_SHOWN, len(ratio))
     theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), rng)))[:n], np.isfinite(ratio[:n])
     if posterior.distribution.log_density(theta[:1]) is None:

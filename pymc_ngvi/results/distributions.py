@@ -6,7 +6,7 @@ import math
 import warnings
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Never, cast
 
@@ -203,45 +203,6 @@ def one_chain(columns: Mapping[str, Array]) -> xr.Dataset:
     return xr.Dataset(data, coords={"chain": [0], "draw": np.arange(n)})
 
 
-# --- what single evaluations cost, estimated from the graph, the sizes of the data and the dimension: no clock ---
-
-#: log p alone, as a part of a gradient.
-_LOG_P = 0.75
-#: Seconds that a draw and its log density take for each coordinate and each parameter of q.
-_PER_COORDINATE, _PER_PARAMETER = 1e-7, 1e-9
-#: Gradients that one of the density that was fitted takes, that the way of a draw to the model's scale takes, and the
-#: seconds on top of both: plain; reparametrised with a search for conditional modes; and without one.
-PLAIN, SEARCH, NO_SEARCH = (1.0, 0.0, 0.0), (8.0, 4.0, 6e-4), (2.5, 0.5, 2e-5)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Estimated seconds of single evaluations."""
-
-    #: Of the density that was fitted, with a step of a trajectory.
-    gradient: float
-    #: Of a draw and its importance weight.
-    weight: float
-    #: Of the density that was fitted.
-    hessian: float
-
-
-def costs_of(
-    density: ModelDensity,
-    record: FitRecord | None,
-    n_dim: int,
-    n_numbers: int,
-    coordinates: tuple[float, float, float] = PLAIN,
-) -> Costs:
-    """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
-    one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
-    gradients, way, more = coordinates
-    gradient = gradients * one + more + 0.5 * own
-    weight = _LOG_P * one + 2.0 * (way * one + more) + own
-    of_hessian = hessian_in_gradients(density, record.n_hessians if record is not None else 0)
-    return Costs(gradient, weight, of_hessian * gradient)
-
-
 # --- distributions ---
 
 
@@ -436,10 +397,6 @@ class Distribution:
         whitens = self.gaussian
         return MovePlan(density, whitens, self.q.draws, coupled=whitens is self.q)
 
-    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
-        """Return what evaluations cost."""
-        return costs_of(density, record, self.n_dim, _n_numbers(self.q))
-
 
 @functools.singledispatch
 def distribution_of(q: VariationalState) -> Distribution:
@@ -507,20 +464,11 @@ class PushforwardDistribution(Distribution):
         target = ReparametrisedDensity(cast(LogDensity, density), transform)  # others are not reparametrised
         return MovePlan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
 
-    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
-        """Return the costs of evaluations with their searches for conditional modes."""
-        coordinates = SEARCH if record is None or record.reparam != "noncentred" else NO_SEARCH
-        return costs_of(density, record, self.n_dim, _n_numbers(self.q), coordinates)
-
 
 distribution_of.register(MixtureState, MixtureDistribution)
 
 
 distribution_of.register(PushforwardState, PushforwardDistribution)
-
-
-def _n_numbers(q: VariationalState) -> int:
-    return sum(np.size(value) for value in q.params().values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -631,10 +579,6 @@ class PoolDistribution(Distribution):
             whitens = DiagonalState.from_scale(q.mean(), q.sd())
         return MovePlan(density, whitens, lambda draws: draws)
 
-    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
-        """Return the costs of evaluating log p."""
-        return costs_of(density, record, self.n_dim, 0)
-
 
 distribution_of.register(PoolState, PoolDistribution)
 
@@ -661,8 +605,6 @@ class LogMarginalLikelihood(NamedTuple):
 
 # --- what reports read: an approximate posterior as one value, whatever its distribution is ---
 
-_NO_HISTORY: Array = np.empty(0)
-
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
@@ -675,9 +617,6 @@ class Posterior:
     constrain: Constrainer
     #: None where no fit has made it.
     record: FitRecord | None = None
-    #: Loss and gap of each iteration; shape (n_iterations,).
-    hist: Array = field(default_factory=lambda: _NO_HISTORY)
-    gap_hist: Array = field(default_factory=lambda: _NO_HISTORY)
     #: Of the model, when it was fitted.
     data: DataSnapshot | None = None
     #: Whether draws have the unconstrained variables, too.
@@ -808,6 +747,43 @@ class Posterior:
                 "batch only. Build the model on all of the data to compare them there."
             )
         self.refuse_changed_data("The model's posterior is another one now than q approximates")
+
+
+# --- what single evaluations cost, estimated from the graph, the sizes of the data and the dimension: no clock ---
+
+#: log p alone, as a part of a gradient.
+_LOG_P = 0.75
+#: Seconds that a draw and its log density take for each coordinate and each parameter of q.
+_PER_COORDINATE, _PER_PARAMETER = 1e-7, 1e-9
+#: Gradients that one of the density that was fitted takes, that the way of a draw to the model's scale takes, and the
+#: seconds on top of both: plain; reparametrised with a search for conditional modes; and without one.
+_PLAIN, _SEARCH, _NO_SEARCH = (1.0, 0.0, 0.0), (8.0, 4.0, 6e-4), (2.5, 0.5, 2e-5)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Estimated seconds of single evaluations."""
+
+    #: Of the density that was fitted, with a step of a trajectory.
+    gradient: float
+    #: Of a draw and its importance weight.
+    weight: float
+    #: Of the density that was fitted.
+    hessian: float
+
+
+def costs_of(posterior: "Posterior") -> Costs:
+    """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
+    q, record, one = posterior.distribution.q, posterior.record, posterior.density.gradient_seconds
+    params = {} if isinstance(q, PoolState) else q.params()
+    own = _PER_COORDINATE * q.n_dim + _PER_PARAMETER * sum(np.size(value) for value in params.values())
+    gradients, way, more = _PLAIN
+    if isinstance(q, PushforwardState):
+        gradients, way, more = _SEARCH if record is None or record.reparam != "noncentred" else _NO_SEARCH
+    gradient = gradients * one + more + 0.5 * own
+    weight = _LOG_P * one + 2.0 * (way * one + more) + own
+    of_hessian = hessian_in_gradients(posterior.density, 0 if record is None else record.n_hessians)
+    return Costs(gradient, weight, of_hessian * gradient)
 
 
 def two_points(posterior: Posterior) -> xr.Dataset:

@@ -17,7 +17,7 @@ from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.constrain import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.diagnosis import diagnose
-from pymc_ngvi.results.distributions import Distribution, MovePlan, costs_of, distribution_of
+from pymc_ngvi.results.distributions import Distribution, MovePlan, distribution_of
 from pymc_ngvi.results.drifts import weighted_shift_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -69,9 +69,6 @@ class OfDraws(Distribution):
 
     def plan(self, density):
         return MovePlan(density, DiagonalState(np.zeros(self.n_dim), np.ones(self.n_dim)), self.q.draws)
-
-    def costs(self, density, record):
-        return costs_of(density, record, self.n_dim, 0)
 
 
 @distribution_of.register
