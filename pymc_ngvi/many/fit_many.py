@@ -46,7 +46,7 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.distributions import element_names
+from pymc_ngvi.results.distributions import axes_of, element_names
 from pymc_ngvi.results.persistence import digest_of, write
 from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
 
@@ -228,13 +228,10 @@ class Row:
     seed: int
     #: Of the data.
     digest: str = ""
-    #: By variable: means, standard deviations and limits, (4, *shape).
-    values: dict[str, AnyArray] = field(default_factory=dict)
-    #: Names of the axes of each variable, where they have names; labels by dim.
-    dims: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    labels: dict[str, AnyArray] = field(default_factory=dict)
-    #: By variable: how many draws are below the value that the data were simulated with.
-    ranks: dict[str, AnyArray] = field(default_factory=dict)
+    #: Means, standard deviations and limits, (statistic, ...), of each variable.
+    statistics: xr.Dataset | None = None
+    #: How many draws of each are below the value that the data were simulated with.
+    ranks: xr.Dataset | None = None
     #: What is said of the fit, by name.
     about: dict[str, Any] = field(default_factory=dict)
     #: Why there is none; empty where there is.
@@ -319,24 +316,31 @@ class Fitter:
             theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
         values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=seed_of(rng))
         unconstrained = {v.value_name for v in approx.layout.variables} - {v.name for v in approx.layout.variables}
-        model = approx.model
-        for name, draws in values.items():
-            if name in unconstrained:
-                continue
-            limits = np.quantile(draws, [0.5 - asked.prob / 2.0, 0.5 + asked.prob / 2.0], axis=0)
-            row.values[name] = np.stack([draws.mean(axis=0), draws.std(axis=0), *limits])
-            dims = model.named_vars_to_dims.get(name) or (None,) * (draws.ndim - 1)
-            row.dims[name] = tuple(d or f"{name}_dim_{i}" for i, d in enumerate(dims))
-            row.labels |= {d: approx.layout.coords[d] for d in dims if d and model.coords.get(d) is not None}
+        known = {name: draws for name, draws in values.items() if name not in unconstrained}
+        levels = 0.5 + np.array([-0.5, 0.5]) * asked.prob
+        statistics = {
+            name: np.stack([draws.mean(axis=0), draws.std(axis=0), *np.quantile(draws, levels, axis=0)])
+            for name, draws in known.items()
+        }
+        row.statistics = _labelled(approx.model, statistics, ("statistic",))
         if truth is not None:
-            known = {name: draws for name, draws in values.items() if name not in unconstrained}
-            row.ranks = _ranks(truth, known, theta, approx.density, rng)
+            row.ranks = _labelled(approx.model, _ranks(truth, known, theta, approx.density, rng))
         row.about |= _about(approx, record, judge=asked.judge)
         pilot = self._inference._pilot
         row.left_out = pilot is not None and pilot._record_of("fit_many").searched and not record.searched
         if asked.folder is not None:
             # As a whole or not at all.
             write(approx.sample(asked.draws, random_seed=row.seed), asked.folder / f"fit_{row.index:06d}.nc")
+
+
+def _labelled(model: pm.Model, values: Mapping[str, AnyArray], leading: tuple[str, ...] = ()) -> xr.Dataset:
+    """Return figures by variable with the dims and labels of the model, or numbers where it has no labels."""
+    data = {}
+    for name, array in values.items():
+        dims, coords = axes_of(model, name, array.shape[len(leading) :])
+        numbers = {dim: np.arange(n) for dim, n in zip(dims, array.shape[len(leading) :], strict=True)}
+        data[name] = xr.DataArray(array, dims=(*leading, *dims), coords=numbers | coords)
+    return xr.Dataset(data)
 
 
 def _about(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> dict[str, Any]:
@@ -670,14 +674,10 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
     cluster is gone. There are warnings of this, of what failed, and of other modes that were found in some.
     """
     rows: list[Row] = []
-    labels: dict[str, AnyArray] = {}
     with DataSnapshot(fitter.asked.slots.model).restored():
         try:
             for row in shown(_fits(fitter, _read(cases), place), total, progressbar):
                 rows.append(row)
-                for dim, own in row.labels.items():  # those of rows before it, where they are equal
-                    if np.array_equal(before := labels.setdefault(dim, own), own):
-                        row.labels[dim] = before
         except KeyboardInterrupt:
             if not rows:
                 raise
@@ -853,37 +853,17 @@ class ManyFits:
 
 def _dataset(rows: Sequence[Row]) -> xr.Dataset:
     """Return one table of all fits; where sizes differ, NaN stands for what is not there."""
-    fit = [row.index for row in rows]
-    names = list(dict.fromkeys(name for row in rows for name in row.values))
-    made = {name: _stacked(name, rows) for name in names}
+    table = _joined(rows, lambda row: row.statistics).assign_coords(statistic=list(STATISTICS))
     about: dict[str, list[Any]] = {name: [row.about.get(name, none) for row in rows] for name, none in _ABOUT.items()}
     about |= {"seed": [np.uint64(row.seed) for row in rows], "error": [row.error for row in rows]}
-    of_fits = {f"fit_{name}" if name in names else name: ("fit", values) for name, values in about.items()}
-    return xr.Dataset({**made, **of_fits}, coords={"fit": fit})
+    return table.assign({f"fit_{name}" if name in table else name: ("fit", of) for name, of in about.items()})
 
 
-def _stacked(name: str, rows: Sequence[Row]) -> xr.DataArray:
-    """Return the statistics of a variable, (fit, statistic, ...)."""
-    there = [row for row in rows if name in row.values]
-    first = there[0]
-    dims = ("statistic", *first.dims[name])
-    labels = [{d: row.labels[d] for d in row.dims[name] if d in row.labels} for row in there]
-    shapes = {row.values[name].shape for row in there}
-    if len(shapes) == 1 and all(
-        one.keys() == labels[0].keys() and all(np.array_equal(one[d], labels[0][d]) for d in one) for one in labels
-    ):
-        values = np.full((len(rows), *first.values[name].shape), np.nan)
-        for k, row in enumerate(rows):
-            if name in row.values:
-                values[k] = row.values[name]
-        coords = {"fit": [row.index for row in rows], "statistic": list(STATISTICS), **labels[0]}
-        return xr.DataArray(values, dims=("fit", *dims), coords=coords)
-    arrays = []
-    for row, own in zip(there, labels, strict=True):
-        values = row.values[name]
-        plain = {d: np.arange(n) for d, n in zip(dims[1:], values.shape[1:], strict=True) if d not in own}
-        arrays.append(xr.DataArray(values, dims=dims, coords={"statistic": list(STATISTICS), **plain, **own}))
-    joined = xr.concat(arrays, xr.Variable("fit", [row.index for row in there]), join="outer")
+def _joined(rows: Sequence[Row], of: Callable[[Row], xr.Dataset | None]) -> xr.Dataset:
+    """Return one table of what rows have; where labels or sizes differ, NaN stands for what is not there."""
+    index, tables = zip(*[(row.index, found) for row in rows if (found := of(row)) is not None], strict=True)
+    along = xr.Variable("fit", list(index))
+    joined = xr.concat(tables, along, data_vars="all", coords="minimal", compat="override", join="outer")
     return joined.reindex(fit=[row.index for row in rows])
 
 
@@ -1076,18 +1056,7 @@ class Calibration:
     @classmethod
     def of(cls, rows: Sequence[Row], fits: ManyFits, draws: int) -> "Calibration":
         """Make it of the rows of fits, by ranks among ``draws`` draws."""
-        rows = sorted(rows, key=lambda row: row.index)
-        done = [row for row in rows if row.ranks]
-        made = {}
-        for name, first in done[0].ranks.items():
-            pit = np.full((len(rows), *first.shape), np.nan)
-            pit[[k for k, row in enumerate(rows) if row.ranks]] = [
-                (row.ranks[name] + 0.5) / (draws + 1) for row in done
-            ]
-            dims = ("fit", *done[0].dims.get(name, ()))
-            labels = {d: done[0].labels.get(d, np.arange(n)) for d, n in zip(dims[1:], pit.shape[1:], strict=True)}
-            made[name] = xr.DataArray(pit, dims=dims, coords={"fit": [row.index for row in rows], **labels})
-        return cls(xr.Dataset(made), fits)
+        return cls((_joined(sorted(rows, key=lambda row: row.index), lambda row: row.ranks) + 0.5) / (draws + 1), fits)
 
     @property
     def datatree(self) -> xr.DataTree:
