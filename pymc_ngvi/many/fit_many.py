@@ -46,7 +46,7 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.distributions import axes_of, element_names
+from pymc_ngvi.results.distributions import constrained_dataset, element_names
 from pymc_ngvi.results.persistence import digest_of, write
 from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
 
@@ -322,25 +322,15 @@ class Fitter:
             name: np.stack([draws.mean(axis=0), draws.std(axis=0), *np.quantile(draws, levels, axis=0)])
             for name, draws in known.items()
         }
-        row.statistics = _labelled(approx.model, statistics, ("statistic",))
+        row.statistics = constrained_dataset(approx.model, statistics, ("statistic",))
         if truth is not None:
-            row.ranks = _labelled(approx.model, _ranks(truth, known, theta, approx.density, rng))
+            row.ranks = constrained_dataset(approx.model, _ranks(truth, known, theta, approx.density, rng))
         row.about |= _about(approx, record, judge=asked.judge)
         pilot = self._inference._pilot
         row.left_out = pilot is not None and pilot._record_of("fit_many").searched and not record.searched
         if asked.folder is not None:
             # As a whole or not at all.
             write(approx.sample(asked.draws, random_seed=row.seed), asked.folder / f"fit_{row.index:06d}.nc")
-
-
-def _labelled(model: pm.Model, values: Mapping[str, AnyArray], leading: tuple[str, ...] = ()) -> xr.Dataset:
-    """Return figures by variable with the dims and labels of the model, or numbers where it has no labels."""
-    data = {}
-    for name, array in values.items():
-        dims, coords = axes_of(model, name, array.shape[len(leading) :])
-        numbers = {dim: np.arange(n) for dim, n in zip(dims, array.shape[len(leading) :], strict=True)}
-        data[name] = xr.DataArray(array, dims=(*leading, *dims), coords=numbers | coords)
-    return xr.Dataset(data)
 
 
 def _about(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> dict[str, Any]:

@@ -213,20 +213,14 @@ class NGVIApproximation(Approximation):
                 "The free variables of the model, or their shapes, changed after the approximation was made: "
                 f"{[v.name for v in made_for]} then, {[v.name for v in density.layout.variables]} now. Make a new one."
             )
-        self.set_state(q)
         self.density = density
+        self.set_state(q)
         self.include_transformed = include_transformed
         # Apart from the streams that a fit with the same seed draws from.
         whole = isinstance(random_seed, int | np.integer)
         self._rng = generator_of([random_seed, sizes.DRAWS] if whole else random_seed)
         self._data = DataSnapshot(density.model)
         self._constrainer = Constrainer.of(density)
-
-    def become(self, q: VariationalState) -> None:
-        """Replace q by one that a fit has come to; where it is of another class, nodes made before keep the old one."""
-        if type(q) is not self.groups[0].state_class:
-            super().__init__([NGVIGroup(self.layout, q, model=self.model)], model=self.model)
-        self.set_state(q)
 
     def __repr__(self) -> str:
         """Return the kind of q, the dimension and how the fit ended."""
@@ -350,13 +344,9 @@ class NGVIApproximation(Approximation):
         return own_generator(self.record, stream) if random_seed is None else generator_of(random_seed)
 
     def set_state(self, q: VariationalState) -> None:
-        """Replace q, a state of the same class; symbolic nodes and compiled functions follow.
-
-        Raises
-        ------
-        ValueError
-            If ``q`` is of another class.
-        """
+        """Replace q; nodes and compiled functions follow where it is of the same class, and else keep the old one."""
+        if not self.groups[0].holds(q):
+            super().__init__([NGVIGroup(self.layout, q, model=self.model)], model=self.model)
         self.groups[0].set_state(q)
 
     def take(self, gaussian: Self | None, step: Any, record: FitRecord) -> None:
@@ -393,7 +383,7 @@ class NGVIApproximation(Approximation):
 
     def _follow(self, outcome: Outcome) -> None:
         """Take over what a fit has come to."""
-        self.become(outcome.q)
+        self.set_state(outcome.q)
         self.record, self.hist, self.gap_hist = outcome.record, outcome.hist, outcome.gap_hist
 
     @property
@@ -1144,7 +1134,7 @@ class NGVIApproximation(Approximation):
         """
         q = self._mixture("responsibilities()")
         n = N_PREDICTED if draws is None else draws
-        theta = self.draw_flat(n, random_seed) if np.ndim(n) == 0 else np.asarray(n, dtype=np.float64)
+        theta = np.asarray(n, dtype=np.float64) if np.ndim(n) else self.draw_flat(cast(int, n), random_seed)
         if theta.ndim != 2 or theta.shape[1] != q.n_dim:
             raise ValueError(
                 f"draws should be unconstrained, of shape (n_draws, {q.n_dim}), such as draw_flat(n) returns; "

@@ -128,12 +128,16 @@ def dims_of(variable: Variable) -> tuple[str, ...]:
     return variable.dims or _plain_dims(variable.value_name, variable.shape)
 
 
-def constrained_dataset(model: pm.Model, values: dict[str, NDArray[np.generic]]) -> xr.Dataset:
-    """Return one value of each variable, (...), as a Dataset with the dims and coords of the model."""
+def constrained_dataset(
+    model: pm.Model, values: Mapping[str, NDArray[np.generic]], leading: tuple[str, ...] = ()
+) -> xr.Dataset:
+    """Return values by variable, (*leading, ...), with the dims and labels of the model; numbers where it has none."""
     data = {}
     for name, value in values.items():
-        dims, coords = axes_of(model, name, np.shape(value))
-        data[name] = xr.DataArray(value, dims=dims, coords=coords)
+        shape = np.shape(value)[len(leading) :]
+        dims, coords = axes_of(model, name, shape)
+        numbers = {dim: np.arange(n) for dim, n in zip(dims, shape, strict=True)}
+        data[name] = xr.DataArray(value, dims=(*leading, *dims), coords=numbers | coords)
     return xr.Dataset(data)
 
 

@@ -544,7 +544,7 @@ def plot_components(
             axes[i, j] = None
             continue
         if i == j:
-            x = np.linspace(*limits[i], _N_POINTS)
+            x = np.linspace(limits[i, 0], limits[i, 1], _N_POINTS)
             densities = weights * density_of_normal((x - means[:, [i]]) / sds[:, [i]]) / sds[:, [i]]
             ax.plot(x, densities.sum(axis=0), color=_TOTAL)
             ax.set(ylim=(0.0, None), yticks=[])

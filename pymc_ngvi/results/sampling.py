@@ -188,7 +188,7 @@ def sample_tree(
             "of another batch. Ask pm.compute_log_likelihood(draws) in a model of all rows, with the same names."
         )
     observed = [str(rv.name) for rv in model.observed_RVs] if asked else []
-    names = observed and checked_names(None if asked is True else asked, observed, option="log_likelihood")
+    names = observed and checked_names(None if isinstance(asked, bool) else asked, observed, option="log_likelihood")
     rows = [observed_logp(posterior.density, name, by_rows=False) for name in names]
     trace, attrs, theta = sample_trace(posterior, kept, draws, rng, **how)
     more = dict(posterior.distribution.groups(posterior.layout))

@@ -359,10 +359,10 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
             made = summary_of_draws(posterior, kept, N_PREDICTED, np.random.default_rng(FIXED_SEED), False, {})
         table = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
-    outcome, lines = "Not fitted", (NOT_TESTED.headline,)
+    outcome, lines = "Not fitted", [NOT_TESTED.headline]
     if record is not None:
         outcome = "Weighted" if record.kind == WEIGHTED else record.outcome
-        lines = (record.closing_line(), record.remark, record.of_posterior, record.of_discrete, record.verdict.headline)
+        lines = [record.closing_line(), record.remark, record.of_posterior, record.of_discrete, record.verdict.headline]
     title = f"<p><b>{escape(outcome)}</b> · {escape(kind)}, {n_dim:,} free parameters</p>"
     return title + paragraphs(tuple(filter(None, lines))) + table
 
