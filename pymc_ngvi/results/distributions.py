@@ -281,12 +281,6 @@ class Distribution:
         """The name of its family, for results that no fit made: ``full``."""
         return name_of(self.q)
 
-    @property
-    def arrow(self) -> Partition | None:
-        """Its blocks that are independent given a border; None where it has none."""
-        structure = getattr(self.gaussian, "structure", None)
-        return structure if isinstance(structure, Partition) else getattr(structure, "partition", None)
-
     # --- draws ---
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
@@ -422,11 +416,6 @@ class MixtureDistribution(Distribution):
         """The weights, the largest first."""
         largest = [f"{w:.2f}" for w in np.sort(self.q.weights)[::-1][:_MAX_SHOWN]]
         return f"with weights {', '.join(largest)}{', ...' * (self.q.n_components > _MAX_SHOWN)}"
-
-    @property
-    def arrow(self) -> Partition | None:
-        """None: what components have in common is the pattern of the model."""
-        return None
 
     @functools.cached_property
     def gaussian(self) -> GaussianState:
@@ -656,7 +645,10 @@ class Posterior:
     def structure(self) -> ModelStructure:
         """Which coordinates are independent of each other given which others."""
         sums = () if self.density.summed is None else tuple(map(np.flatnonzero, self.density.summed.weights))
-        return ModelStructure(self.layout, self.pattern, self.distribution.arrow, sums=sums)
+        q = self.distribution  # what the components of a mixture have in common is the pattern of the model
+        own = None if isinstance(q.q, MixtureState) else getattr(q.gaussian, "structure", None)
+        arrow = own if isinstance(own, Partition) else getattr(own, "partition", None)
+        return ModelStructure(self.layout, self.pattern, arrow, sums=sums)
 
     @property
     def pattern(self) -> Pattern | None:

@@ -224,6 +224,10 @@ def goes_in_steps(graph: PredictiveGraph, rv: Any) -> bool:
     return (is_series or not rv.owner.op.ndim_supp) and graph.is_accumulated(rv)
 
 
+#: Steps of a series that are drawn to get to a label, at most.
+_MOST_STEPS = 100_000
+
+
 def _lattice(labels: list[Any], of_fit: Sequence[Any]) -> list[Any]:
     """Return labels in the equal steps of the first ones, those of the fit, to the last; none where some lie between.
 
@@ -233,11 +237,11 @@ def _lattice(labels: list[Any], of_fit: Sequence[Any]) -> list[Any]:
     if n <= 2 or array.dtype.kind not in "iufM" or len(labels) <= n or labels[:n] != list(of_fit):
         return []
     steps = np.diff(array)
-    if steps[0] == 0 * steps[0] or (steps[: n - 1] != steps[0]).any() or (steps == steps[0]).all():
+    whole = steps / steps[0]
+    if (whole[: n - 1] != 1.0).any() or (whole == 1.0).all() or (whole <= 0.0).any() or whole.sum() > _MOST_STEPS:
         return []
-    lattice = array[0] + np.arange(round((array[-1] - array[0]) / steps[0]) + 1) * steps[0]
-    is_on = len(lattice) > len(labels) and np.isin(array, lattice).all() and (np.sign(steps / steps[0]) > 0).all()
-    return _levels(lattice) if is_on else []
+    lattice = array[0] + np.arange(round(whole.sum()) + 1) * steps[0]
+    return _levels(lattice) if np.isin(array, lattice).all() else []
 
 
 def _plain(label: Any) -> Any:
