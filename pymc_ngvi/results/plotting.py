@@ -562,7 +562,7 @@ def plot_components(
     title += f"\n{n} of {n_of:,} coordinates:\nwhere components differ most" * (n < n_of)
     names = [f"{c}: {weight:.3g}" for c, weight in enumerate(q.weights)]
     lines = axes[0, 0].get_lines()
-    where = "upper right" if n > 1 else "outside right upper"  # of several panels, the corner is free
+    where: Any = "upper right" if n > 1 else "outside right upper"  # of several panels, the corner is free
     figure.legend([*lines[1:], lines[0]], [*names, "their sum"], title=title, loc=where, frameon=False, fontsize=_SMALL)
     return axes
 
