@@ -54,7 +54,7 @@ def observer_of(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Obs
     """Return what calls them, with the approximation up to date; None where there are none."""
 
     def observe(q: VariationalState, losses: Array | None, n_iterations: int) -> None:
-        approx.become(q)
+        approx.set_state(q)
         for callback in callbacks:
             callback(approx, losses, n_iterations)
 

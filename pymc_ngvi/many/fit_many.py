@@ -1,46 +1,731 @@
-"""What comes of many fits: a table by fit, and any one of them again."""
+"""One model fitted to many data sets: each fit in a row of a table, and any one of them again."""
 
+import contextlib
 import inspect
 import itertools
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import cloudpickle
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pymc as pm
 import xarray as xr
 
-from pymc_ngvi.core.messages import checked_names, listed, percent, shortened
-from pymc_ngvi.core.sizes import N_PREDICTED, Seed, check_draws, seed_of
+from numpy.typing import ArrayLike
+from pymc.progress_bar import default_progress_theme
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Remaining
+
+from pymc_ngvi.core.messages import OURS, checked_names, listed, percent, shortened, suggestion
+from pymc_ngvi.core.sizes import MANY, N_PREDICTED, Seed, check_draws, seed_of
+from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.core.verdict import Word
-from pymc_ngvi.density.info import simulate
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.info import DataSnapshot, Simulated, quoted, simulate, with_data_for, without_casts
+from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
+from pymc_ngvi.density.shards.errors import BrokenExecutorError
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
+from pymc_ngvi.fitting.progress import SharedContext, console_for, one_thread
+from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.many.fitting import (
-    LOG_DENSITY,
-    STATISTICS,
-    Asked,
-    Case,
-    Entry,
-    Fitter,
-    Row,
-    Search,
-    Slots,
-    fitted_rows,
-    made_folder,
-    opened,
-    workers_of,
-)
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.distributions import element_names
-from pymc_ngvi.results.persistence import digest_of
+from pymc_ngvi.results.distributions import constrained_dataset, element_names
+from pymc_ngvi.results.persistence import digest_of, write
+from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
 
 if TYPE_CHECKING:
     from distributed import Client
+
+# --- the data of one fit: checked, and put into the model ---
+
+#: The data of one fit: arrays by the name of a ``pm.Data``, of an observed variable, or of a dim, which takes labels.
+type Entry = Mapping[str, ArrayLike]
+
+
+class Case(NamedTuple):
+    """What is fitted: data, and what they were simulated with, where they were."""
+
+    entry: Entry
+    #: Whose values are ranked among draws.
+    truth: Simulated | None = None
+
+
+def opened(data: Iterable[Entry]) -> tuple[Iterator[Entry], int | None]:
+    """Return the entries one after the other, and how many there are, None where that is not known."""
+    if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        what = "a dict, which is the data of one fit: write [data]" if isinstance(data, Mapping) else shortened(data)
+        raise TypeError(f"data should be an iterable of dicts, one for each fit; got {what}.")
+    return iter(data), len(data) if isinstance(data, Sized) else None
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the data of a fit go in a model."""
+
+    #: The one that is fitted: that of the user, or a copy in which observed values can be changed.
+    model: pm.Model
+    #: Names in ``model`` by the names that entries have.
+    names: dict[str, str]
+    #: Those among the names of entries that are dims of the model.
+    dims: frozenset[str]
+
+    @classmethod
+    def of(cls, model: pm.Model, entry: Entry) -> "Slots":
+        """Return the places for entries that have the names of the first one."""
+        _check_is_dict(entry)
+        data = {v.name for v in model.data_vars if hasattr(v, "get_value")}
+        observed = {rv.name: model.rvs_to_values[rv] for rv in model.observed_RVs}
+        dims = frozenset(name for name in entry if name in model.coords and name not in data | observed.keys())
+        names, constant = {}, []
+        for name in entry:
+            if name in dims:
+                continue
+            if name in data:
+                names[name] = name
+            elif name in observed and (of_data := without_casts(observed[name]).name) in data:
+                names[name] = of_data
+            elif name in observed and hasattr(observed[name], "data"):
+                constant.append(name)
+            else:
+                raise ValueError(_not_settable(model, name, [*data, *observed]))
+        if not names and not constant:
+            raise ValueError("The first dict of data names no data: give arrays for pm.Data or observed variables.")
+        if constant:
+            model, made = with_data_for(model, constant)
+            names |= made
+        twice = [name for name in names.values() if list(names.values()).count(name) > 1]
+        if twice:
+            both = ", ".join(repr(k) for k, v in names.items() if v == twice[0])
+            raise ValueError(f"{both} are the same data of the model: give one of them.")
+        return cls(model, names, dims)
+
+    def checked(self, entry: Entry) -> dict[str, AnyArray]:
+        """Return the arrays of an entry by their names in the model, and the labels of dims."""
+        _check_is_dict(entry)
+        expected = {*self.names, *self.dims}
+        if set(entry) != expected:
+            lacks, more = sorted(expected - set(entry)), sorted(map(str, set(entry) - expected))
+            parts = [f"lacks {quoted(lacks)}"] * bool(lacks)
+            parts += [f"has {quoted(more)}, which the first has not"] * bool(more)
+            names = quoted(sorted(expected))
+            raise ValueError(f"The dict {' and '.join(parts)}: all dicts need the same names, {names}.")
+        arrays = {inner: self._array(name, entry[name]) for name, inner in self.names.items()}
+        arrays |= {name: plain_array(name, entry[name]) for name in self.dims}
+        given: list[tuple[str, str | None, int]] = [(name, name, len(arrays[name])) for name in self.dims]
+        for name, inner in self.names.items():
+            dims = self.model.named_vars_to_dims.get(inner) or ()
+            given += [(name, dim, n) for dim, n in zip(dims, arrays[inner].shape, strict=False)]
+        lengths_by_dim(given)  # those that agree PyMC checks itself
+        return arrays
+
+    def _array(self, name: str, values: ArrayLike) -> AnyArray:
+        var = self.model[self.names[name]]
+        array = array_like(var, name, values)
+        for rv in self.model.observed_RVs:
+            fixed = zip(array.shape, rv.type.shape, strict=False)
+            if without_casts(self.model.rvs_to_values[rv]) is var and any(k not in (None, n) for n, k in fixed):
+                raise ValueError(
+                    f"{name!r} has shape {array.shape}; its shape is fixed in the model, {rv.type.shape}. Give its "
+                    "values as pm.Data where the model is made, for shapes that differ."
+                )
+        return array
+
+    def put(self, arrays: Mapping[str, AnyArray]) -> None:
+        """Give the model the data of an entry."""
+        coords = {dim: arrays[dim].tolist() for dim in self.dims}
+        for dim, labels in coords.items():
+            if hasattr(self.model.dim_lengths[dim], "set_value"):
+                self.model.set_dim(dim, len(labels), labels)
+            elif list(self.model.coords[dim] or ()) != labels:
+                raise ValueError(f"The length and labels of dim {dim!r} are fixed in the model: leave {dim!r} out.")
+        pm.set_data({name: arrays[name] for name in self.names.values()}, model=self.model, coords=coords)
+
+
+def _check_is_dict(entry: object) -> None:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")
+
+
+def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
+    """Return why something can't be given data."""
+    valid = list(dict.fromkeys(valid))
+    if not valid:
+        return "The model has neither pm.Data nor observed variables: there are no data to change."
+    if name in model.named_vars:
+        return (
+            f"data has {name!r}, which is neither a pm.Data nor an observed variable whose values are all there. "
+            f"Those of the model are {quoted(sorted(valid))}."
+        )
+    return f"data has {name!r}, which the model has not: {suggestion(name, valid)}"
+
+
+# --- fits, in a row each ---
+
+
+def made_folder(path: str | Path) -> Path:
+    """Return the folder that draws go to; made where it is not there."""
+    folder = Path(path).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"draws_to should be a folder; {str(folder)!r} is a file.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+#: Name of the log density of parameters and data, which is ranked beside the variables.
+LOG_DENSITY = "log_density"
+
+
+def _ranks(
+    truth: Simulated, draws: Mapping[str, AnyArray], theta: Array, density: ModelDensity, rng: np.random.Generator
+) -> dict[str, AnyArray]:
+    """Return how many draws of variables, and of log p(theta, y), are below the truth: the latter sees more errors.
+
+    Where some are equal to it, a random part of these count.
+    """
+    logp = density.logp(np.vstack([density.layout.flatten(truth.unconstrained)[None], theta]))
+    pairs = {name: (values, truth.values[name]) for name, values in draws.items()} | {LOG_DENSITY: (logp[1:], logp[0])}
+    result = {}
+    for name, (values, true) in pairs.items():
+        below, equal = (values < true).sum(axis=0), (values == true).sum(axis=0)
+        result[name] = np.asarray(below + rng.integers(0, equal + 1))
+    return result
+
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: What is kept of each variable.
+STATISTICS = ("mean", "sd", "lower", "upper")
+#: The first fits, which start as a fit alone does, and look for other modes.
+N_PILOTS = 3
+#: Of the others, one in so many looks for them.
+_EACH_SEARCHED = 20
+
+type Search = Literal["first", "each"]
+
+
+@dataclass
+class Row:
+    """What is kept of one fit."""
+
+    index: int
+    seed: int
+    #: Of the data.
+    digest: str = ""
+    #: Means, standard deviations and limits, (statistic, ...), of each variable.
+    statistics: xr.Dataset | None = None
+    #: How many draws of each are below the value that the data were simulated with.
+    ranks: xr.Dataset | None = None
+    #: What is said of the fit, by name.
+    about: dict[str, Any] = field(default_factory=dict)
+    #: Why there is none; empty where there is.
+    error: str = ""
+    #: Whether a search for other modes was left out.
+    left_out: bool = False
+
+
+class Asked(NamedTuple):
+    """What is the same for all fits."""
+
+    slots: Slots
+    #: Options of `NGVI` and of `NGVI.fit`.
+    of_constructor: dict[str, Any]
+    of_fit: dict[str, Any]
+    #: From which the seeds of all fits follow.
+    entropy: int
+    #: From which means, standard deviations and limits are taken.
+    draws: int
+    #: Of the intervals.
+    prob: float
+    #: Variables that are kept; None for all.
+    names: frozenset[str] | None
+    #: Whether to judge each fit by `NGVIApproximation.diagnose`.
+    judge: bool
+    search: Search
+    #: Where draws are written.
+    folder: Path | None
+
+    def seed(self, index: int) -> int:
+        """Return the seed of a fit, which depends on its place alone."""
+        return seed_of(np.random.SeedSequence(self.entropy, spawn_key=(index,)))
+
+
+class Fitter:
+    """Fits entries."""
+
+    def __init__(self, asked: Asked, pilot: NGVIApproximation | None = None) -> None:
+        self.asked, self.pilot = asked, pilot
+        self._inference = NGVI(asked.slots.model, **asked.of_constructor)
+        self.may_leave_search = asked.search == "first" and asked.of_constructor.get("start") is None
+
+    def row(self, index: int, case: Case) -> Row:
+        """Fit a case, and return what is kept of it, also where it fails; KeyboardInterrupt passes."""
+        row = Row(index, self.asked.seed(index))
+        began, arrays = time.perf_counter(), {}
+        try:
+            arrays = self.asked.slots.checked(case.entry)
+            row.digest = digest_of(arrays)
+            with one_thread():
+                approx = self.approx(index, arrays)
+                record = approx.record
+                if index < N_PILOTS and record is not None:
+                    self.may_leave_search &= not approx._has_other_modes
+                    if self.pilot is None and record.converged:
+                        self.pilot = approx  # that others may start from
+                self._summarise(row, approx, case.truth)
+        except Exception as error:  # whatever it is: the other fits go on
+            row.error = _in_short(error, arrays)
+        row.about["seconds"] = time.perf_counter() - began
+        return row
+
+    def approx(self, index: int, arrays: Mapping[str, AnyArray]) -> NGVIApproximation:
+        """Fit an entry; the model has its data from then on."""
+        self.asked.slots.put(arrays)
+        inference = self._inference
+        inference._pilot = self.pilot if index >= N_PILOTS and self.may_leave_search else None
+        inference._is_searched = index % _EACH_SEARCHED == 0
+        with _QUIETLY, one_thread():
+            inference.configure(random_seed=self.asked.seed(index))
+            approx = inference.fit(progressbar=False, **self.asked.of_fit)
+        approx._record_of("fit_many").refuse_interrupted()
+        return approx
+
+    def _summarise(self, row: Row, approx: NGVIApproximation, truth: Simulated | None) -> None:
+        asked, record = self.asked, approx._record_of("fit_many")
+        rng = np.random.default_rng([MANY, row.seed])
+        record.refuse_diverged()
+        if isinstance(state := approx._state, PoolState):  # which is large enough for a row of the table
+            theta = state.draw(asked.draws, rng, enlarges=False)
+        else:
+            theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
+        values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=seed_of(rng))
+        unconstrained = {v.value_name for v in approx.layout.variables} - {v.name for v in approx.layout.variables}
+        known = {name: draws for name, draws in values.items() if name not in unconstrained}
+        levels = 0.5 + np.array([-0.5, 0.5]) * asked.prob
+        statistics = {
+            name: np.stack([draws.mean(axis=0), draws.std(axis=0), *np.quantile(draws, levels, axis=0)])
+            for name, draws in known.items()
+        }
+        row.statistics = constrained_dataset(approx.model, statistics, ("statistic",))
+        if truth is not None:
+            row.ranks = constrained_dataset(approx.model, _ranks(truth, known, theta, approx.density, rng))
+        row.about |= _about(approx, record, judge=asked.judge)
+        pilot = self._inference._pilot
+        row.left_out = pilot is not None and pilot._record_of("fit_many").searched and not record.searched
+        if asked.folder is not None:
+            # As a whole or not at all.
+            write(approx.sample(asked.draws, random_seed=row.seed), asked.folder / f"fit_{row.index:06d}.nc")
+
+
+def _about(approx: NGVIApproximation, record: FitRecord, *, judge: bool) -> dict[str, Any]:
+    """Return what is said of a fit."""
+    verdict = approx.diagnose().checks if judge else record.verdict
+    about = {
+        "verdict": verdict.word.value,
+        "sentence": f"{verdict} {record.of_posterior}".rstrip(),
+        "posterior": str(getattr(approx._state, "kind", "gaussian")),
+        "status": str(record.status),
+        "elbo": record.elbo.value,
+        "elbo_se": record.elbo.se,
+        "log_marginal_likelihood": np.nan,
+        "log_marginal_likelihood_se": np.nan,
+        "searched": record.searched,
+        "other_modes": approx._has_other_modes,
+    }
+    if record.is_pool:
+        with contextlib.suppress(ValueError):  # of priors without a constant
+            found = approx.log_marginal_likelihood
+            about |= {"log_marginal_likelihood": found.value, "log_marginal_likelihood_se": found.se}
+    return about
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the log and warnings of single fits away: what they say is in their rows."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+_QUIETLY = SharedContext(_quiet)
+
+
+def _in_short(error: Exception, arrays: Mapping[str, AnyArray]) -> str:
+    """Return an error in a line or two, with the shapes of the data where it may be these."""
+    text = str(error).strip() or "no message"
+    if not arrays or isinstance(error, StartError | DivergedError | NotExactError):
+        return text
+    first = text.splitlines()[0]
+    shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+    return f"{type(error).__name__}: {first} (the data have shapes {shapes})"
+
+
+# --- fits outside this process: what is sent there, and what is done where a process ends ---
+
+#: Cases that are handed to each process at a time: what is waiting takes memory.
+IN_HAND = 2
+#: Said of a fit whose process has ended twice, alone the second time.
+_DIED = "The process ended during this fit, which may be for want of memory."
+
+type Numbered = tuple[int, Case]
+#: The place of a case, and the case, pickled.
+type Sent = tuple[int, bytes]
+type Rows = Generator[Row, None, list[Sent]]
+#: Fits cases, all or one at a time; yields rows, and returns the cases that were lost with their process.
+type Run = Callable[[Iterator[Sent], bool], Rows]
+
+
+class Kit:
+    """What a process fits with: made when the first case comes, and kept for the others."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self._fitter: Fitter | None = None
+        self._lock = threading.Lock()  # a model has the data of one fit at a time
+
+    @classmethod
+    def of(cls, fitter: Fitter) -> "Kit":
+        """Return that of a fitter after its first fits; raise TypeError for a model that can't be pickled."""
+        try:
+            return cls(cloudpickle.dumps((fitter.asked, fitter.pilot if fitter.may_leave_search else None)))
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise TypeError(f"The model can't be sent to other processes: {why}. Fit it in this one.") from error
+
+    def __reduce__(self) -> tuple[type["Kit"], tuple[bytes]]:
+        return Kit, (self.content,)
+
+    def row(self, index: int, case: bytes) -> Row:
+        """Fit a case that was pickled."""
+        with self._lock:
+            if self._fitter is None:
+                self._fitter = Fitter(*cloudpickle.loads(self.content))
+            loaded: Case | str = cloudpickle.loads(case)
+            return failed(self._fitter, index, loaded) if isinstance(loaded, str) else self._fitter.row(index, loaded)
+
+
+def fit_elsewhere(fitter: Fitter, cases: Iterator[Numbered], run: Run) -> Iterator[Row]:
+    """Fit cases in other processes; rows come in the order in which they are done.
+
+    A process that ends takes no other fit with it: cases that were lost are fitted again, one at a time.
+    """
+    left = ((index, _pickled(case)) for index, case in cases)
+    while lost := (yield from run(left, False)):
+        for index, case in lost:
+            if (yield from run(iter([(index, case)]), True)):
+                yield failed(fitter, index, _DIED)
+
+
+def failed(fitter: Fitter, index: int, why: str | Exception) -> Row:
+    """Return the row of a case that was not fitted."""
+    error = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+    return Row(index, fitter.asked.seed(index), error=error)
+
+
+def _pickled(case: Case) -> bytes:
+    """Return what to send: a case, or why it can't be."""
+    content: bytes
+    try:
+        content = cloudpickle.dumps(case)
+    except Exception as error:
+        content = cloudpickle.dumps(f"The data can't be sent to another process: {type(error).__name__}: {error}")
+    return content
+
+
+# --- fits on the workers of a Dask cluster ---
+
+_ADVICE = Advice("fits", "Make another one, with Client(cluster).", "Start some, and call again.")
+
+
+def cluster_of(client: object) -> Cluster:
+    """Return the cluster behind a client."""
+    found = client_of(client)
+    if found is None or found.asynchronous:
+        what = shortened(client) if found is None else "one that is asynchronous"
+        raise TypeError(
+            f"client should be a distributed.Client; got {what}. For the address of a scheduler, or a cluster, give "
+            "Client(address). Processes of this machine are started by n_jobs."
+        )
+    cluster = Cluster(found, _ADVICE)
+    cluster.check()
+    cluster.look()  # whether it has workers now
+    return cluster
+
+
+def on_dask(fitter: Fitter, cluster: Cluster) -> Run:
+    """Return what fits on the workers of a cluster.
+
+    What all fits need is the result of a task: it is sent once, workers get it from each other, and Dask makes it again
+    where it was lost.
+    """
+    client, content, kit = cluster.client, Kit.of(fitter).content, None
+
+    def run(cases: Iterator[Sent], is_alone: bool) -> Rows:
+        """Return the cases that went with their workers; those in hand are waited for, and no others begun, then."""
+        nonlocal kit
+        in_hand: dict[int, tuple[Any, bytes]] = {}
+        lost: list[Sent] = []
+        try:
+            while True:
+                n_in_hand = 1 if is_alone else IN_HAND * _n_workers(cluster)
+                for index, case in itertools.islice(cases, 0 if lost else max(n_in_hand - len(in_hand), 0)):
+                    # Sent again where the cluster has forgotten it, as after a restart.
+                    if kit is None or kit.status in ("error", "lost", "cancelled"):
+                        kit = _submitted(client, Kit, content)
+                    in_hand[index] = _submitted(client, Kit.row, kit, index, case), case
+                if not in_hand:
+                    return lost
+                index, future = next(cluster.completed({index: future for index, (future, _) in in_hand.items()}))
+                try:
+                    row: Row | Lost = cluster.value(future)
+                except Exception as error:
+                    cluster.check()
+                    row = failed(fitter, index, error)
+                _, case = in_hand.pop(index)
+                if isinstance(row, Lost):
+                    lost.append((index, case))
+                else:
+                    yield row
+        finally:
+            for future, _ in in_hand.values():
+                future.cancel()
+
+    return run
+
+
+def _n_workers(cluster: Cluster) -> int:
+    """Return how many workers there are; at least one, for which cases wait."""
+    try:
+        return max(cluster.n_workers(), 1)
+    except OSError:  # the scheduler is busy
+        return 1
+
+
+def _submitted(client: Any, function: Callable[..., object], *args: object) -> Any:
+    with warnings.catch_warnings():
+        # That they are sent with a task is meant: they are there again where a worker has died.
+        warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
+        return client.submit(function, *args, pure=False)
+
+
+# --- fits in processes of this machine ---
+
+
+def in_processes(fitter: Fitter, n_jobs: int) -> Run:
+    """Return what fits in so many processes."""
+    kit = Kit.of(fitter)
+
+    def run(cases: Iterator[Sent], is_alone: bool) -> Rows:
+        """Return the cases in hand when a process ended, none where all are done."""
+        n_processes, n_in_hand = (1, 1) if is_alone else (n_jobs, n_jobs * IN_HAND)
+        # Spawned: a fork would take over locks of threads.
+        spawn = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(n_processes, spawn, initializer=_begin, initargs=(kit,))
+        in_hand, futures = dict[int, bytes](), dict[Future[Row], int]()
+        try:
+            while True:
+                for index, case in itertools.islice(cases, n_in_hand - len(in_hand)):
+                    in_hand[index] = case
+                    futures[pool.submit(_row, index, case)] = index
+                if not in_hand:
+                    return []
+                for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                    index = futures.pop(future)
+                    try:
+                        row = future.result()
+                    except BrokenProcessPool:
+                        raise
+                    except Exception as error:
+                        row = failed(fitter, index, error)
+                    del in_hand[row.index]
+                    yield row
+        except BrokenProcessPool:
+            return list(in_hand.items())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    return run
+
+
+# --- in a process ---
+
+
+#: The one of this process.
+_KIT: list[Kit] = []
+
+
+def _begin(kit: Kit) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process sees to it
+    _KIT.append(kit)
+
+
+def _row(index: int, case: bytes) -> Row:
+    return _KIT[0].row(index, case)
+
+
+# --- the progress of many fits: how many are done, how many failed, and the time that is left ---
+
+
+def shown(rows: Iterable[Row], total: int | None, enabled: bool) -> Iterator[Row]:
+    """Hand rows on, and show how many there were."""
+    columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
+    columns += [BarColumn(), TimeElapsedColumn(), TextColumn("left:"), Remaining()] if total else [TimeElapsedColumn()]
+    console, in_text = console_for(default_progress_theme)
+    with Progress(*columns, console=console, disable=not enabled or in_text) as progress:
+        task, failed = progress.add_task(_words(0, total, 0), total=total), 0
+        for done, row in enumerate(rows, 1):
+            failed += bool(row.error)
+            progress.update(task, completed=done, description=_words(done, total, failed))
+            yield row
+
+
+def _words(done: int, total: int | None, failed: int) -> str:
+    of = "" if total is None else f" of {total:,}"
+    return f"{done:,}{of} fits" + (f", {failed:,} failed" if failed else "")
+
+
+# --- what is said of fits that were not searched for other modes, by those that were ---
+
+
+def judge_unsearched(rows: Sequence[Row]) -> str:
+    """Say of each fit whose search was left out what those found that were searched.
+
+    Where these have found other modes, it is not reliable for want of knowing: its verdict is "not judged".
+    """
+    left_out = [row for row in rows if row.left_out and not row.error]
+    searched = [row for row in rows if row.about.get("searched")]
+    having = [row.index for row in searched if row.about["other_modes"]]
+    for row in left_out:
+        if having:
+            row.about["sentence"] += f" Not searched for other modes, which {_part(having, searched)} have."
+            if row.about["verdict"] != Word.NOT_RELIABLE:
+                row.about["verdict"] = Word.NOT_JUDGED.value
+        else:
+            row.about["sentence"] += f" Not searched for other modes: {len(searched):,} fits were, which have none."
+    if not (having and left_out):
+        return ""
+    return (
+        f"{_part(having, searched)} that were searched for other modes have some (fit {having[0]} is the first). The "
+        f"{len(left_out):,} others were not searched, and are not judged: search='each' looks in all."
+    )
+
+
+def _part(having: Sequence[int], searched: Sequence[Row]) -> str:
+    return f"{len(having):,} of {len(searched):,} fits"
+
+
+# --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
+
+#: Where fits are made: in so many processes, or on a cluster.
+type Place = int | Cluster
+
+
+class _Unreadable(Exception):
+    """The iterable of data has raised an error."""
+
+
+def workers_of(n_jobs: object, client: object) -> Place:
+    """Return where fits are made."""
+    if isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or (n_jobs < 1 and n_jobs != -1):
+        raise ValueError(f"n_jobs should be the number of processes, at least 1, or -1 for all cores; got {n_jobs!r}.")
+    if client is None:
+        all_cores = n_jobs == -1 and hasattr(os, "sched_getaffinity")
+        return len(os.sched_getaffinity(0)) if all_cores else max(n_jobs, 1)
+    if n_jobs != 1:
+        raise ValueError("Give n_jobs, processes of this machine, or client, the workers of Dask, not both.")
+    return cluster_of(client)
+
+
+def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int | None, progressbar: bool) -> list[Row]:
+    """Fit all cases; the model has its own data back at the end.
+
+    Those that are done are returned after an interrupt from the keyboard, where the data can't be read on, and where a
+    cluster is gone. There are warnings of this, of what failed, and of other modes that were found in some.
+    """
+    rows: list[Row] = []
+    with DataSnapshot(fitter.asked.slots.model).restored():
+        try:
+            for row in shown(_fits(fitter, _read(cases), place), total, progressbar):
+                rows.append(row)
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            _warn(f"Interrupted from the keyboard: {_kept(rows, total)}")
+        except (_Unreadable, BrokenExecutorError) as error:
+            if not rows:
+                raise error.__cause__ or error from None
+            _warn(f"{error} {_kept(rows, total)}")
+    _report_failures(rows)
+    if of_modes := judge_unsearched(rows):
+        _warn(of_modes)
+    return rows
+
+
+def _kept(rows: Sequence[Row], total: int | None) -> str:
+    return f"{_words(len(rows), total, 0)} were done, which are kept."
+
+
+def _read(cases: Iterable[Case]) -> Iterator[Numbered]:
+    try:
+        yield from enumerate(cases)
+    except Exception as error:
+        raise _Unreadable(f"The data can't be read on: {type(error).__name__}: {error}.") from error
+
+
+def _fits(fitter: Fitter, cases: Iterator[Numbered], place: Place) -> Iterator[Row]:
+    """Yield what is kept of each fit, as they are done: of the first ones, and of the others that start from these."""
+    yield from _one_by_one(fitter, itertools.islice(cases, N_PILOTS))
+    if place == 1:
+        yield from _one_by_one(fitter, cases)
+    else:
+        run = on_dask(fitter, place) if isinstance(place, Cluster) else in_processes(fitter, place)
+        yield from fit_elsewhere(fitter, cases, run)
+
+
+def _report_failures(rows: Sequence[Row]) -> None:
+    """Warn of fits that failed; raise ValueError where all did."""
+    failed = [row for row in rows if row.error]
+    if not failed:
+        return
+    which = listed(sorted(row.index for row in failed))
+    reason = f"The reason of fit {failed[0].index}: {failed[0].error}"
+    if len(failed) == len(rows):
+        raise ValueError(f"All {len(rows):,} fits failed. {reason}")
+    _warn(f"{len(failed):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, skip_file_prefixes=OURS)
+
+
+def _one_by_one(fitter: Fitter, cases: Iterable[Numbered]) -> Iterator[Row]:
+    """Fit cases in this process."""
+    for index, case in cases:
+        yield fitter.row(index, case)
+
+
+# --- what comes of many fits: a table by fit, and any one of them again ---
 
 #: What is said of each fit, and what stands where there is none.
 _ABOUT: dict[str, Any] = {
@@ -158,37 +843,17 @@ class ManyFits:
 
 def _dataset(rows: Sequence[Row]) -> xr.Dataset:
     """Return one table of all fits; where sizes differ, NaN stands for what is not there."""
-    fit = [row.index for row in rows]
-    names = list(dict.fromkeys(name for row in rows for name in row.values))
-    made = {name: _stacked(name, rows) for name in names}
+    table = _joined(rows, lambda row: row.statistics).assign_coords(statistic=list(STATISTICS))
     about: dict[str, list[Any]] = {name: [row.about.get(name, none) for row in rows] for name, none in _ABOUT.items()}
     about |= {"seed": [np.uint64(row.seed) for row in rows], "error": [row.error for row in rows]}
-    of_fits = {f"fit_{name}" if name in names else name: ("fit", values) for name, values in about.items()}
-    return xr.Dataset({**made, **of_fits}, coords={"fit": fit})
+    return table.assign({f"fit_{name}" if name in table else name: ("fit", of) for name, of in about.items()})
 
 
-def _stacked(name: str, rows: Sequence[Row]) -> xr.DataArray:
-    """Return the statistics of a variable, (fit, statistic, ...)."""
-    there = [row for row in rows if name in row.values]
-    first = there[0]
-    dims = ("statistic", *first.dims[name])
-    labels = [{d: row.labels[d] for d in row.dims[name] if d in row.labels} for row in there]
-    shapes = {row.values[name].shape for row in there}
-    if len(shapes) == 1 and all(
-        one.keys() == labels[0].keys() and all(np.array_equal(one[d], labels[0][d]) for d in one) for one in labels
-    ):
-        values = np.full((len(rows), *first.values[name].shape), np.nan)
-        for k, row in enumerate(rows):
-            if name in row.values:
-                values[k] = row.values[name]
-        coords = {"fit": [row.index for row in rows], "statistic": list(STATISTICS), **labels[0]}
-        return xr.DataArray(values, dims=("fit", *dims), coords=coords)
-    arrays = []
-    for row, own in zip(there, labels, strict=True):
-        values = row.values[name]
-        plain = {d: np.arange(n) for d, n in zip(dims[1:], values.shape[1:], strict=True) if d not in own}
-        arrays.append(xr.DataArray(values, dims=dims, coords={"statistic": list(STATISTICS), **plain, **own}))
-    joined = xr.concat(arrays, xr.Variable("fit", [row.index for row in there]), join="outer")
+def _joined(rows: Sequence[Row], of: Callable[[Row], xr.Dataset | None]) -> xr.Dataset:
+    """Return one table of what rows have; where labels or sizes differ, NaN stands for what is not there."""
+    index, tables = zip(*[(row.index, found) for row in rows if (found := of(row)) is not None], strict=True)
+    along = xr.Variable("fit", list(index))
+    joined = xr.concat(tables, along, data_vars="all", coords="minimal", compat="override", join="outer")
     return joined.reindex(fit=[row.index for row in rows])
 
 
@@ -381,18 +1046,7 @@ class Calibration:
     @classmethod
     def of(cls, rows: Sequence[Row], fits: ManyFits, draws: int) -> "Calibration":
         """Make it of the rows of fits, by ranks among ``draws`` draws."""
-        rows = sorted(rows, key=lambda row: row.index)
-        done = [row for row in rows if row.ranks]
-        made = {}
-        for name, first in done[0].ranks.items():
-            pit = np.full((len(rows), *first.shape), np.nan)
-            pit[[k for k, row in enumerate(rows) if row.ranks]] = [
-                (row.ranks[name] + 0.5) / (draws + 1) for row in done
-            ]
-            dims = ("fit", *done[0].dims.get(name, ()))
-            labels = {d: done[0].labels.get(d, np.arange(n)) for d, n in zip(dims[1:], pit.shape[1:], strict=True)}
-            made[name] = xr.DataArray(pit, dims=dims, coords={"fit": [row.index for row in rows], **labels})
-        return cls(xr.Dataset(made), fits)
+        return cls((_joined(sorted(rows, key=lambda row: row.index), lambda row: row.ranks) + 0.5) / (draws + 1), fits)
 
     @property
     def datatree(self) -> xr.DataTree:

@@ -1,5 +1,6 @@
 """The result of a fit: a ``pymc.Approximation`` whose q is any `VariationalState`."""
 
+import contextlib
 import copy
 import functools
 import os
@@ -8,7 +9,7 @@ import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import cloudpickle
@@ -45,17 +46,17 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.weighted import WEIGHTED
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
-from pymc_ngvi.results.contrasts import Settings, averages
-from pymc_ngvi.results.diagnosis import Diagnosis
-from pymc_ngvi.results.diagnosis.diagnose import (
+from pymc_ngvi.results.diagnosis import (
+    Diagnosis,
+    Kept,
     log_ratio_of,
     own_generator,
     requested_diagnosis,
     standing_diagnosis,
 )
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
 from pymc_ngvi.results.distributions import (
     Distribution,
+    LogMarginalLikelihood,
     Posterior,
     components_dataset,
     distribution_of,
@@ -64,7 +65,6 @@ from pymc_ngvi.results.distributions import (
 )
 from pymc_ngvi.results.group import NGVIGroup
 from pymc_ngvi.results.left_out import (
-    LogMarginalLikelihood,
     asked_for,
     leave_out,
     log_marginal_likelihood,
@@ -108,12 +108,11 @@ from pymc_ngvi.results.plotting import (
     plot_khat,
     plot_sensitivity,
 )
-from pymc_ngvi.results.predictions import Given, Groups, predictions_at
-from pymc_ngvi.results.priors import PriorSensitivity, prior_sensitivity, reweighted
+from pymc_ngvi.results.predictions import Given, Groups, Settings, averages, predictions_at
+from pymc_ngvi.results.reweighted import Weighted, corrected, reweighted, updated
 from pymc_ngvi.results.sampling import (
     Covariance,
     SamplerInit,
-    Sampling,
     chains_tree,
     constrained_state,
     covariance_of,
@@ -122,9 +121,7 @@ from pymc_ngvi.results.sampling import (
     sampler_init,
 )
 from pymc_ngvi.results.structure import ModelStructure
-from pymc_ngvi.results.summary import Summary, card_of, summarise
-from pymc_ngvi.results.updates import updated
-from pymc_ngvi.results.weighted import Weighted, corrected
+from pymc_ngvi.results.summary import PriorSensitivity, Summary, card_of, prior_sensitivity, summarise
 
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
@@ -216,20 +213,14 @@ class NGVIApproximation(Approximation):
                 "The free variables of the model, or their shapes, changed after the approximation was made: "
                 f"{[v.name for v in made_for]} then, {[v.name for v in density.layout.variables]} now. Make a new one."
             )
-        self.set_state(q)
         self.density = density
+        self.set_state(q)
         self.include_transformed = include_transformed
         # Apart from the streams that a fit with the same seed draws from.
         whole = isinstance(random_seed, int | np.integer)
         self._rng = generator_of([random_seed, sizes.DRAWS] if whole else random_seed)
         self._data = DataSnapshot(density.model)
         self._constrainer = Constrainer.of(density)
-
-    def become(self, q: VariationalState) -> None:
-        """Replace q by one that a fit has come to; where it is of another class, nodes made before keep the old one."""
-        if type(q) is not self.groups[0].state_class:
-            super().__init__([NGVIGroup(self.layout, q, model=self.model)], model=self.model)
-        self.set_state(q)
 
     def __repr__(self) -> str:
         """Return the kind of q, the dimension and how the fit ended."""
@@ -352,18 +343,10 @@ class NGVIApproximation(Approximation):
         """Return the random generator for a seed; for None, one that belongs to the fit, by the number of a stream."""
         return own_generator(self.record, stream) if random_seed is None else generator_of(random_seed)
 
-    def refuse_changed_data(self, why: str) -> None:
-        """Raise ValueError if ``pm.set_data`` changed the data since the fit."""
-        self._posterior.refuse_changed_data(why)
-
     def set_state(self, q: VariationalState) -> None:
-        """Replace q, a state of the same class; symbolic nodes and compiled functions follow.
-
-        Raises
-        ------
-        ValueError
-            If ``q`` is of another class.
-        """
+        """Replace q; nodes and compiled functions follow where it is of the same class, and else keep the old one."""
+        if not self.groups[0].holds(q):
+            super().__init__([NGVIGroup(self.layout, q, model=self.model)], model=self.model)
         self.groups[0].set_state(q)
 
     def take(self, gaussian: Self | None, step: Any, record: FitRecord) -> None:
@@ -400,7 +383,7 @@ class NGVIApproximation(Approximation):
 
     def _follow(self, outcome: Outcome) -> None:
         """Take over what a fit has come to."""
-        self.become(outcome.q)
+        self.set_state(outcome.q)
         self.record, self.hist, self.gap_hist = outcome.record, outcome.hist, outcome.gap_hist
 
     @property
@@ -418,7 +401,7 @@ class NGVIApproximation(Approximation):
     @property
     def _posterior(self) -> Posterior:
         return Posterior(
-            self._distribution, self.density, self._constrainer, self.record, self.hist, self.gap_hist, self._data,
+            self._distribution, self.density, self._constrainer, self.record, self._data,
             self.include_transformed,
         )  # fmt: skip
 
@@ -527,13 +510,12 @@ class NGVIApproximation(Approximation):
             Where the Monte Carlo error of the weights is larger than what they correct; where ``pm.set_data`` changed
             the data after the fit.
         """
-        how = Sampling(chains, var_names, importance, include_transformed, log_p, of_batches=False)
-        rng = self.generator(random_seed)
-        drawn: xr.DataTree | MultiTrace
-        if return_inferencedata:
-            drawn = sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
-        else:
-            drawn = sample_trace(self._posterior, self._kept, draws, rng, how)[0]
+        kwargs |= {
+            "chains": chains, "var_names": var_names, "importance": importance, "log_p": log_p, "of_batches": False,
+            "include_transformed": include_transformed,
+        }  # fmt: skip
+        what = self._posterior, self._kept, draws, self.generator(random_seed)
+        drawn = sample_tree(*what, **kwargs) if return_inferencedata else sample_trace(*what, **kwargs)[0]
         self._posterior.warn_of_changed_data()
         return drawn
 
@@ -608,33 +590,24 @@ class NGVIApproximation(Approximation):
         """Unconstrained standard deviations by name of the value variable, with dims and coords."""
         return flat_dataset(self.layout, self._distribution.sd())
 
-    def cov_of(self, names: str | Sequence[str], *, constrained: bool = False) -> xr.DataArray:
-        """Return the covariance of some variables.
+    def cov_of(self, names: str | Sequence[str]) -> xr.DataArray:
+        """Return the covariance of some variables, unconstrained.
 
         Parameters
         ----------
         names : str or sequence of str
             Free variables (``sd``) or their unconstrained values (``sd_log__``), labels of single coordinates
-            (``beta[3]``), Deterministics.
-        constrained : bool, default False
-            Take free variables on their constrained scale.
+            (``beta[3]``).
 
         Returns
         -------
         xarray.DataArray
-            Square, with labels on both axes. By default it is that of the unconstrained coordinates of free variables
-            (``sd_log__``), and exact. With Deterministics among the names, which have one scale only, or with
-            ``constrained=True``, it comes from 10,000 draws with a fixed seed.
+            Square, with labels on both axes. That of Deterministics, or on the constrained scale, is one of draws.
 
         Raises
         ------
         ValueError
             For unknown names; above 5,000 dimensions of q where its family can't give a part of the covariance.
-
-        Notes
-        -----
-        Up to 1,000 dimensions, the draws have the exact mean and covariance where q is Gaussian, and so do all linear
-        functions of the unconstrained values, such as contrasts.
 
         Examples
         --------
@@ -642,12 +615,11 @@ class NGVIApproximation(Approximation):
         >>> import pymc_ngvi
         >>> with pm.Model():
         ...     x = pm.Normal("x", 0.0, [1.0, 2.0])
-        ...     contrast = pm.Deterministic("contrast", x[1] - x[0])
         ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
-        >>> round(float(approx.cov_of("contrast")[0, 0]), 4)
-        5.0
+        >>> approx.cov_of("x").values.round(4).diagonal().tolist()
+        [1.0, 4.0]
         """
-        return covariance_of(self._posterior, names, constrained=constrained)
+        return covariance_of(self._posterior, names)
 
     @property
     def state(self) -> VIState:
@@ -755,7 +727,7 @@ class NGVIApproximation(Approximation):
                 "There is no fit to go on with: this approximation was made without one, or saved without it. "
                 "Use pm.fit(method='ngvi', start=...)."
             )
-        gaussian.refuse_changed_data("The fit can't go on with other data")
+        gaussian._posterior.refuse_changed_data("The fit can't go on with other data")
         if executor is not None:
             if not isinstance(gaussian.density, ShardedDensity):
                 raise ValueError("The model has no shards: leave executor out.")
@@ -785,7 +757,7 @@ class NGVIApproximation(Approximation):
                 "No Gaussian fit came before this nested posterior: refine() looks at more hyperparameters, and takes "
                 "no tol, max_draws or executor. approx.gaussian.refine takes them."
             )
-        self.refuse_changed_data("The posterior can't be gone on with for other data")
+        self._posterior.refuse_changed_data("The posterior can't be gone on with for other data")
         with SoFar[Self]() as so_far:
             so_far.is_now(lambda: (self, ("more hyperparameters",)))
             step = self._next_step
@@ -1161,12 +1133,8 @@ class NGVIApproximation(Approximation):
             Where q is no mixture, or draws do not have ``n_dim`` columns.
         """
         q = self._mixture("responsibilities()")
-        if draws is None or isinstance(draws, int | np.integer):
-            theta = self._posterior.draw(
-                check_draws(N_PREDICTED if draws is None else draws), self.generator(random_seed)
-            )
-        else:
-            theta = np.asarray(draws, dtype=np.float64)
+        n = N_PREDICTED if draws is None else draws
+        theta = np.asarray(n, dtype=np.float64) if np.ndim(n) else self.draw_flat(cast(int, n), random_seed)
         if theta.ndim != 2 or theta.shape[1] != q.n_dim:
             raise ValueError(
                 f"draws should be unconstrained, of shape (n_draws, {q.n_dim}), such as draw_flat(n) returns; "
@@ -1437,7 +1405,8 @@ class NGVIApproximation(Approximation):
 
         A random walk, an AR and a multivariate normal go on from their elements in the fit, by their distribution given
         these: that is a forecast, or a process at new points. So do sums of independent innovations, with
-        ``groups="new"``. All of them need the elements of the fit before the new ones.
+        ``groups="new"``. All of them need the elements of the fit before the new ones. Where labels of the fit are in
+        equal steps, a gap of six is six steps; no data may have a value for each of them.
 
         Means, standard deviations, maxima and the like, by which the model standardises its data, are those of the fit:
         in ``x - x.mean()``, the mean is the one that coefficients belong to. Sums are those of the new rows.
@@ -1469,14 +1438,15 @@ class NGVIApproximation(Approximation):
         Traceback (most recent call last):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
-        rng, posterior, theta = self._to_predict(draws, random_seed)
-        return predictions_at(posterior, theta, new_data, groups, var_names, seed_of(rng), bambi_model=bambi_model)
+        return self._predictor(draws, random_seed)(new_data, groups, var_names, bambi_model=bambi_model)
 
-    def _to_predict(self, draws: int, random_seed: Seed) -> tuple[np.random.Generator, Posterior, Array]:
+    def _predictor(self, draws: int, random_seed: Seed) -> Callable[..., xr.DataTree]:
+        """Return what predicts at the same draws, with the same random numbers, whatever the new data are."""
         if self.record is not None:
             self.record.refuse_diverged()
         rng, posterior = self.generator(random_seed), self._posterior
-        return rng, posterior, posterior.draw(check_draws(draws), rng)
+        theta = posterior.draw(check_draws(draws), rng)
+        return functools.partial(predictions_at, posterior, theta, seed_of(rng))
 
     def average_predictions(
         self,
@@ -1550,13 +1520,8 @@ class NGVIApproximation(Approximation):
         >>> dict(approx.average_predictions(slope="dose", by="treated", random_seed=1).sizes)
         {'chain': 1, 'draw': 1000, 'treated': 2}
         """
-        rng, posterior, theta = self._to_predict(draws, random_seed)
-        seed = seed_of(rng)
-
-        def predict(values: Given) -> xr.DataTree:
-            return predictions_at(posterior, theta, new_data, groups, var_names, seed, at=values)
-
-        return averages(posterior, predict, at, slope, by, new_data)
+        predict = functools.partial(self._predictor(draws, random_seed), new_data, groups, var_names)
+        return averages(self._posterior, predict, at, slope, by, new_data)
 
     # --- priors ---
 
@@ -1971,7 +1936,7 @@ class NGVIApproximation(Approximation):
         >>> approx.leave_out(groups="school", random_seed=1).n_data_points
         20
         """
-        self.refuse_changed_data("leave_out() needs the data of the fit.")
+        self._posterior.refuse_changed_data("leave_out() needs the data of the fit.")
         posterior = self._posterior
         name, rng = observed_name(posterior, var_name), self.generator(random_seed)
         elementwise = observed_logp(posterior.density, name)
@@ -2027,13 +1992,11 @@ class NGVIApproximation(Approximation):
         array([1., 2.])
         """
         if not isinstance(self._data, SavedData):
-            self.refuse_changed_data("Saved, the approximation would go with data that it was not fitted to")
+            self._posterior.refuse_changed_data("Saved, the approximation would go with data that it was not fitted to")
         tree = xr.DataTree()
         if draws:
-            sample = {f.name: kwargs.pop(f.name) for f in fields(Sampling) if f.name in kwargs}
             kwargs.pop("return_inferencedata", None)
-            rng, how = self.generator(random_seed), Sampling(**sample)
-            tree = sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
+            tree = sample_tree(self._posterior, self._kept, draws, self.generator(random_seed), **kwargs)
         elif kwargs:
             raise TypeError(f"{', '.join(kwargs)} are of posterior draws: ask for draws, too.")
         posterior, fitted = self._posterior, self._gaussian or self
@@ -2140,9 +2103,7 @@ class Reweighted(NGVIApproximation):
         """
         if reasons := self._change.improper:
             raise ValueError(f"There is no marginal likelihood: {'; '.join(reasons)}.")
-        if not self._change.checks.weights_help:
-            raise ValueError(f"There is no marginal likelihood to be relied on. {self._change.checks}")
-        return LogMarginalLikelihood(*self._change.change[:2])
+        return self._change.log_density("marginal likelihood", lambda: self._change.change)
 
 
 class Updated(NGVIApproximation):
@@ -2164,9 +2125,7 @@ class Updated(NGVIApproximation):
         ValueError
             Where the weights can't be relied on.
         """
-        if not self._change.checks.weights_help:
-            raise ValueError(f"There is no density to be relied on. {self._change.checks}")
-        return LogMarginalLikelihood(*self._density_of_rows()[:2])
+        return self._change.log_density("density", self._density_of_rows)
 
 
 def _parts(approx: NGVIApproximation) -> tuple[Any, ...]:
@@ -2196,7 +2155,11 @@ def _content_of_fit(approx: NGVIApproximation) -> dict[str, object]:
 
 
 def load(
-    source: str | os.PathLike[str] | xr.DataTree, model: pm.Model | Shards | None = None, **options: Any
+    source: str | os.PathLike[str] | xr.DataTree,
+    model: pm.Model | Shards | None = None,
+    *,
+    backend: str | None = None,
+    compile_kwargs: dict[str, Any] | None = None,
 ) -> NGVIApproximation:
     """Read an approximation that `NGVIApproximation.save` has written, and put it on a model.
 
@@ -2208,9 +2171,8 @@ def load(
         A netCDF file, or what `NGVIApproximation.to_datatree` returned.
     model : pymc.Model or Shards, optional
         The model that was fitted, made again, or the shards; default: the model of the context.
-    **options
-        ``backend`` and ``compile_kwargs`` of `LogDensity`; by default the backend that the fit had. With another one,
-        a fit goes on with other roundings.
+    backend, compile_kwargs : optional
+        Of `LogDensity`; by default the backend that the fit had. With another one, a fit goes on with other roundings.
 
     Returns
     -------
@@ -2249,8 +2211,6 @@ def load(
     >>> bool(again.elbo == approx.elbo)
     True
     """
-    if unknown := set(options) - {"backend", "compile_kwargs"}:
-        raise TypeError(f"load does not know {', '.join(sorted(unknown))}; it takes backend and compile_kwargs.")
     if model is None and pm.Model.get_context(error_if_none=False) is None:
         raise TypeError(
             "load puts an approximation on the model that was fitted, which a file does not hold: build it again, and "
@@ -2258,15 +2218,13 @@ def load(
         )
     given = model if isinstance(model, Shards) else modelcontext(model)
     name = "The tree" if isinstance(source, xr.DataTree) else repr(os.fspath(source))
-    if isinstance(source, xr.DataTree):
-        content, state = content_of_tree(source, name)
-    else:
-        with reading(source) as tree:
-            content, state = content_of_tree(tree, name)
-    if "compile_kwargs" not in options or "mode" not in (options["compile_kwargs"] or {}):
-        options.setdefault("backend", "auto" if content["backend"] == "given mode" else content["backend"])
+    with contextlib.nullcontext(source) if isinstance(source, xr.DataTree) else reading(source) as tree:
+        content, state = content_of_tree(tree, name)
+    if backend is None:
+        is_given = content["backend"] == "given mode" or "mode" in (compile_kwargs or {})
+        backend = "auto" if is_given else content["backend"]
     kind = ShardedDensity if isinstance(given, Shards) else LogDensity
-    density: ModelDensity = kind(given, **options)
+    density: ModelDensity = kind(given, backend=backend, compile_kwargs=compile_kwargs)
     model = density.model
     found = differences(content["variables"], free_variables(model, density.layout))
     if found:

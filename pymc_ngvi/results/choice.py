@@ -49,8 +49,7 @@ from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.diagnosis.diagnose import standing_diagnosis
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.diagnosis import Kept, standing_diagnosis
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -134,7 +133,7 @@ class Choice:
 
     def gaussian_of[A: NGVIApproximation](self, approx: A) -> A:
         """Return the Gaussian fit that was not made, with the bits that it would have had."""
-        approx.refuse_changed_data("The Gaussian fit can't be made any more, with other data")
+        approx._posterior.refuse_changed_data("The Gaussian fit can't be made any more, with other data")
         density = approx.density
         density.n_gradients = density.n_hessians = 0
         clock, options = time.perf_counter(), cast(FitOptions, self.options)

@@ -5,10 +5,10 @@ import functools
 import math
 import warnings
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, Never, cast
+from typing import Any, NamedTuple, Never, cast
 
 import numpy as np
 import pymc as pm
@@ -26,12 +26,13 @@ from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.prices import hessian_in_gradients
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
-from pymc_ngvi.core.sizes import check_cov_size, check_draws
+from pymc_ngvi.core.sizes import FIXED_SEED, check_cov_size, check_draws
 from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Target, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
+from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.fitting.record import FitRecord
@@ -39,6 +40,7 @@ from pymc_ngvi.graphs.layout import Variable
 from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
+from pymc_ngvi.reading.roles import Extent, Roles, find_roles
 from pymc_ngvi.reparam import Conditional, PushforwardState, ReparametrisedDensity
 from pymc_ngvi.results.structure import ModelStructure
 
@@ -121,23 +123,21 @@ def free_names(layout: Layout, *names: str) -> list[str]:
     return [f"q_{name}" if name in taken else name for name in names]
 
 
-def labelled(labels: Sequence[str], matrix: Array, axis: str = "unconstrained") -> xr.DataArray:
-    """Return a covariance with labels on both axes: ``beta[3]``, ``sd_log__``."""
-    dims = (axis, f"{axis}_2")
-    return xr.DataArray(matrix, dims=dims, coords=dict.fromkeys(dims, labels), name="covariance")
-
-
 def dims_of(variable: Variable) -> tuple[str, ...]:
     """Return the names of the axes of an unconstrained variable."""
     return variable.dims or _plain_dims(variable.value_name, variable.shape)
 
 
-def constrained_dataset(model: pm.Model, values: dict[str, NDArray[np.generic]]) -> xr.Dataset:
-    """Return one value of each variable, (...), as a Dataset with the dims and coords of the model."""
+def constrained_dataset(
+    model: pm.Model, values: Mapping[str, NDArray[np.generic]], leading: tuple[str, ...] = ()
+) -> xr.Dataset:
+    """Return values by variable, (*leading, ...), with the dims and labels of the model; numbers where it has none."""
     data = {}
     for name, value in values.items():
-        dims, coords = axes_of(model, name, np.shape(value))
-        data[name] = xr.DataArray(value, dims=dims, coords=coords)
+        shape = np.shape(value)[len(leading) :]
+        dims, coords = axes_of(model, name, shape)
+        numbers = {dim: np.arange(n) for dim, n in zip(dims, shape, strict=True)}
+        data[name] = xr.DataArray(value, dims=(*leading, *dims), coords=numbers | coords)
     return xr.Dataset(data)
 
 
@@ -177,7 +177,7 @@ def _plain_dims(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"{name}_dim_{i}" for i in range(len(shape)))
 
 
-def indices_of(layout: Layout, names: str | Sequence[str], others: Iterable[str] = ()) -> NDArray[np.intp]:
+def indices_of(layout: Layout, names: str | Sequence[str]) -> NDArray[np.intp]:
     """Return the flat coordinates of the named variables, in the order of the names."""
     wanted = [names] if isinstance(names, str) else list(names)
     where = {v.name: v.where for v in layout.variables} | {v.value_name: v.where for v in layout.variables}
@@ -185,9 +185,8 @@ def indices_of(layout: Layout, names: str | Sequence[str], others: Iterable[str]
         where |= {layout.label(i): slice(i, i + 1) for i in range(layout.n_dim)}
     unknown = [name for name in wanted if name not in where]
     if unknown:
-        known = ", ".join(map(repr, [*(v.name for v in layout.variables), *sorted(others)]))
-        kind = "variable" if others else "free variable"
-        raise ValueError(f"No {kind} is called {', '.join(map(repr, unknown))}; there are {known}.")
+        known = ", ".join(repr(v.name) for v in layout.variables)
+        raise ValueError(f"No free variable is called {', '.join(map(repr, unknown))}; there are {known}.")
     return np.concatenate([np.arange(0), *(np.arange(where[name].start, where[name].stop) for name in wanted)])
 
 
@@ -206,45 +205,6 @@ def one_chain(columns: Mapping[str, Array]) -> xr.Dataset:
     n = len(next(iter(columns.values())))
     data = {name: (("chain", "draw"), values[None]) for name, values in columns.items()}
     return xr.Dataset(data, coords={"chain": [0], "draw": np.arange(n)})
-
-
-# --- what single evaluations cost, estimated from the graph, the sizes of the data and the dimension: no clock ---
-
-#: log p alone, as a part of a gradient.
-_LOG_P = 0.75
-#: Seconds that a draw and its log density take for each coordinate and each parameter of q.
-_PER_COORDINATE, _PER_PARAMETER = 1e-7, 1e-9
-#: Gradients that one of the density that was fitted takes, that the way of a draw to the model's scale takes, and the
-#: seconds on top of both: plain; reparametrised with a search for conditional modes; and without one.
-PLAIN, SEARCH, NO_SEARCH = (1.0, 0.0, 0.0), (8.0, 4.0, 6e-4), (2.5, 0.5, 2e-5)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Estimated seconds of single evaluations."""
-
-    #: Of the density that was fitted, with a step of a trajectory.
-    gradient: float
-    #: Of a draw and its importance weight.
-    weight: float
-    #: Of the density that was fitted.
-    hessian: float
-
-
-def costs_of(
-    density: ModelDensity,
-    record: FitRecord | None,
-    n_dim: int,
-    n_numbers: int,
-    coordinates: tuple[float, float, float] = PLAIN,
-) -> Costs:
-    """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
-    one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
-    gradients, way, more = coordinates
-    gradient = gradients * one + more + 0.5 * own
-    weight = _LOG_P * one + 2.0 * (way * one + more) + own
-    of_hessian = hessian_in_gradients(density, record.n_hessians if record is not None else 0)
-    return Costs(gradient, weight, of_hessian * gradient)
 
 
 # --- distributions ---
@@ -320,12 +280,6 @@ class Distribution:
     def family(self) -> str:
         """The name of its family, for results that no fit made: ``full``."""
         return name_of(self.q)
-
-    @property
-    def arrow(self) -> Partition | None:
-        """Its blocks that are independent given a border; None where it has none."""
-        structure = getattr(self.gaussian, "structure", None)
-        return structure if isinstance(structure, Partition) else getattr(structure, "partition", None)
 
     # --- draws ---
 
@@ -441,10 +395,6 @@ class Distribution:
         whitens = self.gaussian
         return MovePlan(density, whitens, self.q.draws, coupled=whitens is self.q)
 
-    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
-        """Return what evaluations cost."""
-        return costs_of(density, record, self.n_dim, _n_numbers(self.q))
-
 
 @functools.singledispatch
 def distribution_of(q: VariationalState) -> Distribution:
@@ -466,11 +416,6 @@ class MixtureDistribution(Distribution):
         """The weights, the largest first."""
         largest = [f"{w:.2f}" for w in np.sort(self.q.weights)[::-1][:_MAX_SHOWN]]
         return f"with weights {', '.join(largest)}{', ...' * (self.q.n_components > _MAX_SHOWN)}"
-
-    @property
-    def arrow(self) -> Partition | None:
-        """None: what components have in common is the pattern of the model."""
-        return None
 
     @functools.cached_property
     def gaussian(self) -> GaussianState:
@@ -512,20 +457,11 @@ class PushforwardDistribution(Distribution):
         target = ReparametrisedDensity(cast(LogDensity, density), transform)  # others are not reparametrised
         return MovePlan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
 
-    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
-        """Return the costs of evaluations with their searches for conditional modes."""
-        coordinates = SEARCH if record is None or record.reparam != "noncentred" else NO_SEARCH
-        return costs_of(density, record, self.n_dim, _n_numbers(self.q), coordinates)
-
 
 distribution_of.register(MixtureState, MixtureDistribution)
 
 
 distribution_of.register(PushforwardState, PushforwardDistribution)
-
-
-def _n_numbers(q: VariationalState) -> int:
-    return sum(np.size(value) for value in q.params().values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -636,17 +572,31 @@ class PoolDistribution(Distribution):
             whitens = DiagonalState.from_scale(q.mean(), q.sd())
         return MovePlan(density, whitens, lambda draws: draws)
 
-    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
-        """Return the costs of evaluating log p."""
-        return costs_of(density, record, self.n_dim, 0)
-
 
 distribution_of.register(PoolState, PoolDistribution)
 
 
-# --- what reports read: an approximate posterior as one value, whatever its distribution is ---
+class LogMarginalLikelihood(NamedTuple):
+    """The logarithm of p(y), the density of the data with all parameters integrated out.
 
-_NO_HISTORY: Array = np.empty(0)
+    Parameters
+    ----------
+    value : float
+        In nats.
+    se : float
+        Monte Carlo standard error, from independent sequences of draws; of a nested posterior, with the error of the
+        log density of its hyperparameters; of a moved one, that of bridge sampling.
+    """
+
+    value: float
+    se: float
+
+    def __str__(self) -> str:
+        """Return ``-684.54 +- 0.01 (of the mode that was found)``."""
+        return f"{self.value:,.2f} +- {self.se:.2g} (of the mode that was found)"
+
+
+# --- what reports read: an approximate posterior as one value, whatever its distribution is ---
 
 
 @dataclass(frozen=True, eq=False)
@@ -660,9 +610,6 @@ class Posterior:
     constrain: Constrainer
     #: None where no fit has made it.
     record: FitRecord | None = None
-    #: Loss and gap of each iteration; shape (n_iterations,).
-    hist: Array = field(default_factory=lambda: _NO_HISTORY)
-    gap_hist: Array = field(default_factory=lambda: _NO_HISTORY)
     #: Of the model, when it was fitted.
     data: DataSnapshot | None = None
     #: Whether draws have the unconstrained variables, too.
@@ -698,7 +645,10 @@ class Posterior:
     def structure(self) -> ModelStructure:
         """Which coordinates are independent of each other given which others."""
         sums = () if self.density.summed is None else tuple(map(np.flatnonzero, self.density.summed.weights))
-        return ModelStructure(self.layout, self.pattern, self.distribution.arrow, sums=sums)
+        q = self.distribution  # what the components of a mixture have in common is the pattern of the model
+        own = None if isinstance(q.q, MixtureState) else getattr(q.gaussian, "structure", None)
+        arrow = own if isinstance(own, Partition) else getattr(own, "partition", None)
+        return ModelStructure(self.layout, self.pattern, arrow, sums=sums)
 
     @property
     def pattern(self) -> Pattern | None:
@@ -793,3 +743,69 @@ class Posterior:
                 "batch only. Build the model on all of the data to compare them there."
             )
         self.refuse_changed_data("The model's posterior is another one now than q approximates")
+
+
+# --- what single evaluations cost, estimated from the graph, the sizes of the data and the dimension: no clock ---
+
+#: log p alone, as a part of a gradient.
+_LOG_P = 0.75
+#: Seconds that a draw and its log density take for each coordinate and each parameter of q.
+_PER_COORDINATE, _PER_PARAMETER = 1e-7, 1e-9
+#: Gradients that one of the density that was fitted takes, that the way of a draw to the model's scale takes, and the
+#: seconds on top of both: plain; reparametrised with a search for conditional modes; and without one.
+_PLAIN, _SEARCH, _NO_SEARCH = (1.0, 0.0, 0.0), (8.0, 4.0, 6e-4), (2.5, 0.5, 2e-5)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Estimated seconds of single evaluations."""
+
+    #: Of the density that was fitted, with a step of a trajectory.
+    gradient: float
+    #: Of a draw and its importance weight.
+    weight: float
+    #: Of the density that was fitted.
+    hessian: float
+
+
+def costs_of(posterior: "Posterior") -> Costs:
+    """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
+    q, record, one = posterior.distribution.q, posterior.record, posterior.density.gradient_seconds
+    params = {} if isinstance(q, PoolState) else q.params()
+    own = _PER_COORDINATE * q.n_dim + _PER_PARAMETER * sum(np.size(value) for value in params.values())
+    gradients, way, more = _PLAIN
+    if isinstance(q, PushforwardState):
+        gradients, way, more = _SEARCH if record is None or record.reparam != "noncentred" else _NO_SEARCH
+    gradient = gradients * one + more + 0.5 * own
+    weight = _LOG_P * one + 2.0 * (way * one + more) + own
+    of_hessian = hessian_in_gradients(posterior.density, 0 if record is None else record.n_hessians)
+    return Costs(gradient, weight, of_hessian * gradient)
+
+
+def two_points(posterior: Posterior) -> xr.Dataset:
+    """Return all variables at one point, twice, as if these were draws: enough to tell sizes, and so roles.
+
+    A draw of q takes a search for modes where effects are relative to these.
+    """
+    values = posterior.values(np.tile(posterior.density.initial_point(), (2, 1)), FIXED_SEED)
+    trace, transformed = to_multitrace(posterior.model, values, {}), posterior.include_transformed
+    tree = to_datatree(trace, posterior.model, dims=posterior.dims, include_transformed=transformed)
+    return tree["posterior"].to_dataset()
+
+
+def roles_of(posterior: Posterior, few: xr.Dataset) -> Roles:
+    """Return the roles of the variables, whose axes are taken from any draws."""
+    extents = {}
+    for name, draws in few.data_vars.items():
+        dims = [d for d in draws.dims if d not in ("chain", "draw")]
+        named = [None if str(d).startswith(f"{name}_dim_") else str(d) for d in dims]
+        extents[str(name)] = Extent(tuple(named), tuple(draws.sizes[d] for d in dims))
+    density = posterior.density
+    roles = find_roles(posterior.model, posterior.layout, posterior.pattern, extents)
+    of_rows = [
+        name
+        for name in density.summed_out_shown
+        if math.prod(extents[name].shape) > 1 and math.prod(extents[name].shape) in roles.observations.values()
+    ]
+    roles = replace(roles, rows=(*roles.rows, *of_rows))
+    return replace(roles, observations=density.observations) if isinstance(density, ShardedDensity) else roles

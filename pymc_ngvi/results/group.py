@@ -139,14 +139,12 @@ class NGVIGroup(Group):
         }
         self._finalize_init()
 
+    def holds(self, q: VariationalState) -> bool:
+        """Tell whether ``q`` is of the class that nodes were made of, with the same parameters."""
+        return type(q) is self.state_class and q.params().keys() == self.shared_params.keys()
+
     def set_state(self, q: VariationalState) -> None:
         """Put the parameters of ``q`` in place of the current ones; compiled functions see them."""
-        names = set(q.params())
-        if type(q) is not self.state_class or names != set(self.shared_params):
-            raise ValueError(
-                f"This approximation is a {self.state_class.__name__} with parameters {sorted(self.shared_params)}; "
-                f"got a {type(q).__name__} with {sorted(names)}. Make a new NGVIApproximation of it."
-            )
         self._current.take(q)
         for name, array in self._current.arrays.items():
             self.shared_params[name].set_value(array, borrow=True)

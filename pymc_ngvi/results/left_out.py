@@ -37,7 +37,7 @@ from pymc_ngvi.marginal.left_out import IntegratedAgain, Predictives
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees
 from pymc_ngvi.marginal.weighted import WEIGHTED
-from pymc_ngvi.results.distributions import Posterior, axes_of
+from pymc_ngvi.results.distributions import LogMarginalLikelihood, Posterior, axes_of
 from pymc_ngvi.rows.linear_map import Entries, ManyMaps
 from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
 
@@ -47,26 +47,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pymc.ngvi")
 
 # --- marginal likelihoods of exact, nested and moved posteriors: of all data, and of each group given the others ---
-
-
-class LogMarginalLikelihood(NamedTuple):
-    """The logarithm of p(y), the density of the data with all parameters integrated out.
-
-    Parameters
-    ----------
-    value : float
-        In nats.
-    se : float
-        Monte Carlo standard error, from independent sequences of draws; of a nested posterior, with the error of the
-        log density of its hyperparameters; of a moved one, that of bridge sampling.
-    """
-
-    value: float
-    se: float
-
-    def __str__(self) -> str:
-        """Return ``-684.54 +- 0.01 (of the mode that was found)``."""
-        return f"{self.value:,.2f} +- {self.se:.2g} (of the mode that was found)"
 
 
 def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:

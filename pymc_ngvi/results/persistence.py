@@ -319,33 +319,27 @@ def free_variables(model: pm.Model, layout: Layout) -> list[FreeVariable]:
     ]
 
 
+#: What of a free variable has to agree, and what it is called.
+_COMPARED = {"value_name": "unconstrained value", "transform": "transform", "shape": "shape", "dims": "dims"}
+
+
 def differences(saved: list[FreeVariable], now: list[FreeVariable]) -> list[str]:
     """Return a line for each difference between the free variables of a file and those of a model."""
     then, there = {v.name: v for v in saved}, {v.name: v for v in now}
     lines = [f"{name!r} is not in the model" for name in then if name not in there]
     lines += [f"{name!r} is not in the file" for name in there if name not in then]
-    lines += [line for name in then if name in there for line in _of_one(then[name], there[name])]
+    for name in (name for name in then if name in there):
+        one, other = then[name], there[name]
+        pairs = [(what, getattr(one, of), getattr(other, of)) for of, what in _COMPARED.items()]
+        differ = [(what, _shown(a), _shown(b)) for what, a, b in pairs if a != b] or [
+            (f"other labels along {dim!r}:", _labels(labels), _labels(other.coords[dim]))
+            for dim, labels in one.coords.items()
+            if list(map(str, labels.tolist())) != list(map(str, other.coords[dim].tolist()))
+        ]
+        lines += [f"{name!r} has {what} {a} in the file, {b} in the model" for what, a, b in differ]
     if not lines and list(then) != list(there):
         lines.append(f"the order is {', '.join(then)} in the file, {', '.join(there)} in the model")
     return lines
-
-
-def _of_one(then: FreeVariable, now: FreeVariable) -> list[str]:
-    lines = []
-    for what in ("value_name", "transform", "shape", "dims"):
-        in_file, in_model = getattr(then, what), getattr(now, what)
-        if in_file != in_model:
-            word = "unconstrained value" if what == "value_name" else what
-            lines.append(f"{then.name!r} has {word} {_shown(in_file)} in the file, {_shown(in_model)} in the model")
-    if lines:
-        return lines
-    return [
-        f"{then.name!r} has other labels along {dim!r}: {_labels(labels)} in the file, {_labels(now.coords[dim])} in "
-        "the model"
-        for dim, labels in then.coords.items()
-        if labels.shape != now.coords[dim].shape
-        or list(map(str, labels.tolist())) != list(map(str, now.coords[dim].tolist()))
-    ]
 
 
 def _shown(value: object) -> str:

@@ -5,7 +5,7 @@ import itertools
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -23,7 +23,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.results.diagnosis.diagnose import weights_and_elbo
+from pymc_ngvi.results.diagnosis import weights_and_elbo
 from pymc_ngvi.results.distributions import Posterior, element_names, indices_of, one_chain
 
 if TYPE_CHECKING:
@@ -391,35 +391,29 @@ def _columns(
     ours: xr.Dataset, theirs: xr.Dataset, var_names: str | Sequence[str] | None
 ) -> dict[str, tuple[Array, Array]]:
     """Return the draws of both by coordinate: all of one variable, or those that are named."""
-    wanted = [var_names] if isinstance(var_names, str) else var_names
-    variables = {str(name) for name in ours.data_vars} & {str(name) for name in theirs.data_vars}
-    names = sorted(variables, key=list(map(str, ours.data_vars)).index) if wanted is None else list(wanted)
+    variables = [str(name) for name in ours.data_vars if name in theirs.data_vars]
     found: dict[str, tuple[Array, Array]] = {}
-    for name in names:
+    for name in [var_names] if isinstance(var_names, str) else variables if var_names is None else var_names:
         variable = name if name in variables else name.partition("[")[0]
         if variable not in variables:
             raise ValueError(
                 f"{name!r} is not among the variables that both q and the reference have: "
                 f"{', '.join(sorted(map(repr, variables))) or 'none'}."
             )
-        of = _coordinates(ours[variable], theirs[variable])
-        if name != variable and name not in of:
-            raise ValueError(f"{variable!r} has no coordinate {name!r}; there are {listed(list(of), '{}')}.")
-        found |= of if name == variable else {name: of[name]}
+        shapes = [of[variable].transpose("chain", "draw", ...).shape[2:] for of in (ours, theirs)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"{variable!r} has shape {shapes[0]} in q and {shapes[1]} in the reference: they are not of "
+                "the same model."
+            )
+        one, other = columns_of(ours[variable]), columns_of(theirs[variable]).values()
+        of_both = dict(zip(one, zip(one.values(), other, strict=True), strict=True))
+        if name != variable and name not in of_both:
+            raise ValueError(f"{variable!r} has no coordinate {name!r}; there are {listed(list(of_both), '{}')}.")
+        found |= of_both if name == variable else {name: of_both[name]}
     if not found:
         raise ValueError("There is no coordinate to show: q and the reference have no variable in common.")
     return found
-
-
-def _coordinates(ours: xr.DataArray, theirs: xr.DataArray) -> dict[str, tuple[Array, Array]]:
-    """Return the draws of each coordinate of one variable, by its label."""
-    shapes = [of.transpose("chain", "draw", ...).shape[2:] for of in (ours, theirs)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"{ours.name!r} has shape {shapes[0]} in q and {shapes[1]} in the reference: they are not of "
-            "the same model."
-        )
-    return {label: (x, y) for (label, x), y in zip(columns_of(ours).items(), columns_of(theirs).values(), strict=True)}
 
 
 def by_matplotlib(options: dict[str, Any]) -> bool:
@@ -469,43 +463,9 @@ def _paired(columns: dict[str, tuple[Array, Array]]) -> dict[str, xr.DataTree]:
 N_COORDINATES = 6
 #: Told apart by colour-blind readers, too.
 _HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#5e3c99")
-#: Of components beyond the hues.
-_LINES = ("-", "--", ":")
 _TOTAL = "0.25"
-#: Components of less weight do not widen the axes.
-_LIGHT = 0.01
-#: Opacity of a component of no weight; of others, it is as the square root of the weight.
-_FAINTEST = 0.3
 #: Standard deviations of each component that the axes reach to.
 _REACH = 3.2
-#: Characters of a label, at most: the last ones tell coordinates apart.
-_MAX_CHARACTERS = 22
-
-
-class _Panels(NamedTuple):
-    """What is drawn, in the coordinates that are shown."""
-
-    #: shape (n_components,).
-    weights: Array
-    #: shape (n_components, n_coordinates).
-    means: Array
-    #: shape (n_components, n_coordinates, n_coordinates).
-    covs: Array
-    #: shape (n_draws, n_coordinates).
-    draws: Array
-    #: Responsibilities; shape (n_draws, n_components).
-    shares: Array
-    labels: list[str]
-
-    @property
-    def sds(self) -> Array:
-        return np.sqrt(np.diagonal(self.covs, axis1=1, axis2=2))
-
-    def limits(self, i: int) -> tuple[float, float]:
-        """Return the ends of the axis of a coordinate."""
-        shown = self.weights >= min(_LIGHT, self.weights.max())
-        reach = _REACH * self.sds[shown, i]
-        return float((self.means[shown, i] - reach).min()), float((self.means[shown, i] + reach).max())
 
 
 def plot_components(
@@ -520,8 +480,8 @@ def plot_components(
     """Plot the components of a mixture, over draws of it, for each pair of coordinates.
 
     On the unconstrained scale, where the ellipses of components are exact: each has two, with half and 95 % of its
-    probability. On the diagonal are the marginal densities: of components times their weights, and their sum. The
-    colour of a draw is that of the components mixed by its responsibilities.
+    probability. On the diagonal are the marginal densities: of components times their weights, and their sum. A draw
+    has the colour of the component that it most likely belongs to.
 
     Parameters
     ----------
@@ -562,8 +522,6 @@ def plot_components(
     ('x[0]', 'x[1]')
     """
     pyplot = need_matplotlib("plot_components")
-    from matplotlib import colors
-
     index = np.arange(layout.n_dim) if var_names is None else indices_of(layout, var_names)
     n_of = len(index)
     # E_c[KL(q_c | N)] with N of the mean and variance of q: the quadratic terms sum to 1/2 - 1/2.
@@ -571,33 +529,41 @@ def plot_components(
     index = index[np.sort(np.argsort(-apart, kind="stable")[: max(max_coordinates, 0)])]
     if not len(index):
         raise ValueError("There is no coordinate to show: var_names and max_coordinates should leave one at least.")
-    covs = np.array([MixtureState.of([c]).cov_block(index) for c in q.components])
-    shares = q.responsibilities(draws) if len(draws) else np.empty((0, q.n_components))
-    labels = [layout.label(int(i)) for i in index]
-    panels, n = _Panels(q.weights, q.means[:, index], covs, draws[:, index], shares, labels), len(index)
+    n, weights, means, sds = len(index), q.weights[:, None], q.means[:, index], q.sds[:, index]
+    covs = [MixtureState.of([c]).cov_block(index) for c in q.components]
+    hues = [_HUES[c % len(_HUES)] for c in range(q.n_components)]
+    owner = np.argmax(q.responsibilities(draws), axis=1) if len(draws) else np.empty(0, dtype=np.intp)
+    limits = np.stack([(means - _REACH * sds).min(axis=0), (means + _REACH * sds).max(axis=0)], axis=1)
     if figure is None:
         figure = pyplot.figure(figsize=(2 * n + 2, 2 * n + 2) if n > 1 else None, layout="constrained")
     axes = figure.subplots(n, n, squeeze=False)
-    styles: list[dict[str, Any]] = [
-        {
-            "color": _HUES[c % len(_HUES)],
-            "linestyle": _LINES[c // len(_HUES) % len(_LINES)],
-            "alpha": max(_FAINTEST, float(np.sqrt(weight / q.weights.max()))),
-        }
-        for c, weight in enumerate(q.weights)
-    ]
-    mixed = np.clip(panels.shares @ np.array([colors.to_rgb(style["color"]) for style in styles]), 0.0, 1.0)
     for i, j in itertools.product(range(n), repeat=2):
+        ax = axes[i, j]
         if j > i:
-            axes[i, j].remove()
+            ax.remove()
             axes[i, j] = None
             continue
         if i == j:
-            _draw_densities(axes[i, i], panels, i, styles)
+            x = np.linspace(limits[i, 0], limits[i, 1], _N_POINTS)
+            densities = weights * density_of_normal((x - means[:, [i]]) / sds[:, [i]]) / sds[:, [i]]
+            ax.plot(x, densities.sum(axis=0), color=_TOTAL)
+            ax.set(ylim=(0.0, None), yticks=[])
         else:
-            _draw_pair(axes[i, j], panels, j, i, styles, mixed)
-        _trim(axes[i, j], panels, i, j)
-    _write(figure, axes, q.weights, styles, n_of)
+            densities, at = np.empty((0, 0)), np.ix_([j, i], [j, i])
+            ax.scatter(*draws[:, index[[j, i]]].T, c=np.take(hues, owner), s=5, alpha=0.35, linewidths=0)
+            ax.set(ylim=limits[i], ylabel=layout.label(int(index[i])))
+        for c, hue in enumerate(hues):
+            for line in [np.stack([x, densities[c]], axis=1)] if i == j else _ellipses(means[c, [j, i]], covs[c][at]):
+                ax.plot(*line.T, color=hue)
+        ax.set(xlim=limits[j], xlabel=layout.label(int(index[j])))
+        ax.locator_params(nbins=4)
+        ax.label_outer()
+    title = "Components of q: weights\nunconstrained scale" + "\nellipses: 50 % and 95 %" * (n > 1)
+    title += f"\n{n} of {n_of:,} coordinates:\nwhere components differ most" * (n < n_of)
+    names = [f"{c}: {weight:.3g}" for c, weight in enumerate(q.weights)]
+    lines = axes[0, 0].get_lines()
+    where: Any = "upper right" if n > 1 else "outside right upper"  # of several panels, the corner is free
+    figure.legend([*lines[1:], lines[0]], [*names, "their sum"], title=title, loc=where, frameon=False, fontsize=_SMALL)
     return axes
 
 
@@ -610,76 +576,6 @@ def _ellipses(mean: Array, cov: Array) -> Array:
     angles = np.linspace(0.0, 2.0 * np.pi, _N_POINTS)
     circle = np.stack([np.cos(angles), np.sin(angles)], axis=1) @ factor.T
     return mean + np.sqrt(-2.0 * np.log1p(-np.array(_LEVELS)))[:, None, None] * circle
-
-
-# --- drawing ---
-
-
-def _draw_densities(ax: Axes, panels: _Panels, i: int, styles: list[dict[str, Any]]) -> None:
-    """Draw the density of each component along a coordinate, times its weight, and their sum."""
-    mean, sd = panels.means[:, i], panels.sds[:, i]
-    near = mean[:, None] + sd[:, None] * np.linspace(-_REACH, _REACH, _N_POINTS)
-    x = np.unique(np.concatenate([near.ravel(), np.linspace(*panels.limits(i), _N_POINTS)]))
-    densities = panels.weights[:, None] * density_of_normal((x - mean[:, None]) / sd[:, None]) / sd[:, None]
-    ax.plot(x, densities.sum(axis=0), color=_TOTAL)
-    for density, style in zip(densities, styles, strict=True):
-        ax.plot(x, density, **style)
-    ax.set_ylim(bottom=0.0)
-
-
-def _draw_pair(ax: Axes, panels: _Panels, i: int, j: int, styles: list[dict[str, Any]], mixed: Array) -> None:
-    """Draw coordinate ``j`` over ``i``."""
-    ax.scatter(panels.draws[:, i], panels.draws[:, j], c=mixed, s=5, alpha=0.35, linewidths=0, rasterized=True)
-    pair = np.array([i, j])
-    for mean, cov, style in zip(panels.means, panels.covs, styles, strict=True):
-        for line in _ellipses(mean[pair], cov[np.ix_(pair, pair)]):
-            ax.plot(*line.T, **style)
-    ax.set_ylim(panels.limits(j))
-
-
-def _trim(ax: Axes, panels: _Panels, row: int, column: int) -> None:
-    """Set limits, and leave ticks and names at the outer sides only."""
-    ax.set_xlim(panels.limits(column))
-    ax.tick_params(labelsize=_SMALL)
-    ax.set_xlabel(_short(panels.labels[column]), fontsize=_SMALL)
-    if row == column:
-        ax.set_yticks([])
-    else:
-        ax.set_ylabel(_short(panels.labels[row]), fontsize=_SMALL)
-    ax.locator_params(nbins=4)
-    ax.label_outer()
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= _MAX_CHARACTERS else f"…{label[1 - _MAX_CHARACTERS :]}"
-
-
-def _write(figure: Figure, axes: AxesArray, weights: Array, styles: list[dict[str, Any]], n_of: int) -> None:
-    """Write which line is which component, what the scale is, and, where not all coordinates are shown, which are."""
-    from matplotlib.lines import Line2D
-
-    n = len(axes)
-    title = ["Components of q: weights", "unconstrained scale"]
-    title += ["ellipses: 50 % and 95 %"] * (n > 1)
-    title += [f"{n} of {n_of:,} coordinates:", "where components differ most"] * (n < n_of)
-    handles = [Line2D([], [], label=f"{c}: {weight:.3g}", **styles[c]) for c, weight in enumerate(weights)]
-    handles.append(Line2D([], [], color=_TOTAL, label="their sum"))
-    # One panel leaves no corner free.
-    place, where = (
-        (axes[0, 0], {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)})
-        if n == 1
-        else (figure, {"loc": "upper right"})
-    )
-    legend = place.legend(
-        handles=handles,
-        title="\n".join(title),
-        fontsize=_SMALL,
-        title_fontsize=_SMALL,
-        alignment="left",
-        frameon=False,
-        **where,
-    )
-    legend.set_in_layout(n == 1)
 
 
 def plot_sensitivity(tree: xr.DataTree, table: pd.DataFrame, **options: Any) -> Any:

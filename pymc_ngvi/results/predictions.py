@@ -1,11 +1,11 @@
-"""Predictions for new data."""
+"""Predictions for new data, and averages of them: contrasts, and slopes."""
 
 import functools
 import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 from unittest import mock
 
@@ -24,8 +24,7 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
 from pymc_ngvi.reading.roles import uncoupled_axes
-from pymc_ngvi.results.distributions import Posterior
-from pymc_ngvi.results.summary import roles_of, two_points
+from pymc_ngvi.results.distributions import Posterior, roles_of, two_points
 
 #: Arrays by the name of a ``pm.Data``, and labels by the name of a dim.
 type Given = Mapping[str, ArrayLike]
@@ -85,6 +84,32 @@ class NewData:
         for name, array in self.arrays.items():
             given += [(name, dim, n) for dim, n in zip(self.dims(name), array.shape, strict=True)]
         return {dim: n for dim, (_, n) in lengths_by_dim(given).items()}
+
+    def with_steps_between(self, graph: PredictiveGraph) -> "NewData":
+        """Return it with the labels that series have between those of the fit and new ones, in equal steps."""
+        series = [rv for rv in graph.model.basic_RVs if goes_in_steps(graph, rv)]
+        lattices = {
+            dim: lattice
+            for dim in self.labels.keys() & self.of_fit.keys() & {dim for rv in series for dim in self.dims(rv.name)}
+            if not self.along(dim) and (lattice := _lattice(self.labels[dim], self.of_fit[dim]))
+        }
+        arrays = self.arrays | {name: self.relabelled(name, lattices) for name in self.arrays}
+        return replace(self, arrays=arrays, labels=self.labels | lattices)
+
+    def relabelled(self, name: str, labels: Mapping[str, list[Any]]) -> AnyArray:
+        """Return new data, those that are positions among labels as positions among others that have all of these."""
+        array = self.arrays[name]
+        if array.dtype.kind in "iu":
+            for dim in sorted(indexed_axes(self.model, name)[0] & self.labels.keys() & labels.keys()):
+                return places_among(self.labels[dim], labels[dim])[array].astype(array.dtype)
+        return array
+
+    def of_labels(self, name: str, array: AnyArray, longer: "NewData") -> AnyArray:
+        """Return draws of a variable, (n_draws, *shape), without the elements whose labels only ``longer`` has."""
+        for axis, dim in enumerate(self.dims(name)):
+            if dim in self.labels and array.shape[axis + 1] == len(longer.labels[dim]) > len(self.labels[dim]):
+                array = np.take(array, places_among(self.labels[dim], longer.labels[dim]), axis=axis + 1)
+        return array
 
     def graph(self) -> PredictiveGraph:
         """Return the graph of predictions given the new data."""
@@ -184,6 +209,39 @@ def _levels(values: Any) -> list[Any]:
     """Return labels as they compare: whole numbers and text as Python's, times to the nanosecond."""
     are_times = isinstance(values, np.ndarray) and values.dtype.kind == "M"
     return list(values.astype("datetime64[ns]")) if are_times else [_plain(value) for value in values]
+
+
+def places_among(labels: Sequence[Any], others: Sequence[Any]) -> NDArray[np.intp]:
+    """Return where labels are among others, all of which these have."""
+    place = {label: i for i, label in enumerate(others)}
+    return np.array([place[label] for label in labels], dtype=np.intp)
+
+
+def goes_in_steps(graph: PredictiveGraph, rv: Any) -> bool:
+    """Tell whether the elements of a variable follow each other in steps, as those of a walk do."""
+    number = n_batch_axes(rv)
+    is_series = number < rv.type.ndim and is_continued(rv, number)
+    return (is_series or not rv.owner.op.ndim_supp) and graph.is_accumulated(rv)
+
+
+#: Steps of a series that are drawn to get to a label, at most.
+_MOST_STEPS = 100_000
+
+
+def _lattice(labels: list[Any], of_fit: Sequence[Any]) -> list[Any]:
+    """Return labels in the equal steps of the first ones, those of the fit, to the last; none where some lie between.
+
+    None either where nothing is left out.
+    """
+    n, array = len(of_fit), np.asarray(labels)
+    if n <= 2 or array.dtype.kind not in "iufM" or len(labels) <= n or labels[:n] != list(of_fit):
+        return []
+    steps = np.diff(array)
+    whole = steps / steps[0]
+    if (whole[: n - 1] != 1.0).any() or (whole == 1.0).all() or (whole <= 0.0).any() or whole.sum() > _MOST_STEPS:
+        return []
+    lattice = array[0] + np.arange(round(whole.sum()) + 1) * steps[0]
+    return _levels(lattice) if np.isin(array, lattice).all() else []
 
 
 def _plain(label: Any) -> Any:
@@ -299,12 +357,6 @@ def not_settable(model: pm.Model, name: object, data: list[str], option: str = "
 
 
 Groups = Literal["known", "new", "average"]
-
-
-def check_groups(groups: Groups) -> None:
-    """Raise ValueError for another word."""
-    if groups not in get_args(Groups):
-        raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
 
 
 @dataclass(frozen=True)
@@ -557,10 +609,10 @@ _MOST_SAID = 200
 def predictions_at(
     posterior: Posterior,
     theta: Array,
+    random_seed: int,
     new_data: Given | None,
     groups: Groups,
     var_names: str | Sequence[str] | None,
-    random_seed: int,
     at: Given | None = None,
     bambi_model: Any = None,
 ) -> xr.DataTree:
@@ -569,7 +621,8 @@ def predictions_at(
     ``at`` is what to set data to, in rows that stay what they are: with it, the means of observed variables are
     predicted.
     """
-    check_groups(groups)
+    if groups not in get_args(Groups):
+        raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
     if posterior.density.is_sharded:
         raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
     with posterior.with_data_of_fit():
@@ -579,11 +632,14 @@ def predictions_at(
             rows = new = rows_of_bambi(posterior, bambi_model, new_data, observed=False)
         if at is not None:
             new = NewData.of(new.model, posterior.layout.coords, {**(new_data or {}), **at})
-        model, graph = new.model, new.graph()
+        model, graph, asked = new.model, new.graph(), new
         names = _wanted(posterior, model, var_names, by_rows=bambi_model is not None)
         needed = graph.needed(names)
         needed_data = graph.data_needed(names)
         new.check_complete(needed_data)
+        new.check_indices(graph, [*posterior.density.summed_out_names, *(v.name for v in posterior.layout.variables)])
+        if at is None and (new := asked.with_steps_between(graph)).labels != asked.labels:
+            rows, graph = new, new.graph()
         effects = frozenset(v.name for v in posterior.layout.variables if {*new.dims(v.name)} & {*new.labels})
         if bambi_model is None:
             of_groups = roles_of(posterior, two_points(posterior)).groups if groups == "average" else ()
@@ -600,7 +656,6 @@ def predictions_at(
             if not graph.depends_on_new(model[name])
             or model[name].owner.op.ndim_supp  # a chain goes on from its states
         }
-        new.check_indices(graph, [*free])
         plan = Treatments(posterior, graph, new, rows, groups, effects, free, observed)
         treatments = plan.of(needed)
         if groups == "average" and not effects and not plan.averaged:
@@ -620,7 +675,8 @@ def predictions_at(
         )
         if bambi_model is not None:  # an intercept alone has one value for all rows
             values = [np.broadcast_to(v, (len(v), len(model.coords[_OBS]), *v.shape[2:])) for v in values]
-        tree = tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
+        values = [asked.of_labels(name, array, new) for name, array in zip(names, values, strict=True)]
+        tree = tree_of(asked, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
         if hasattr(getattr(bambi_model, "family", None), "transform_mean"):
             _with_probabilities(tree, bambi_model)
         if bambi_model is None and at is None and not new_data:  # of the rows of the fit: where ArviZ looks for them
@@ -949,3 +1005,116 @@ def _complete(name: str, values: Any) -> Array:
     array = np.asarray(values, dtype=np.float64)
     _refuse_missing(name, np.isnan(array))
     return array
+
+
+# --- averages over rows of the expected response: predictions at values of data, contrasts of these, and slopes ---
+
+#: Values that data are set to, one after the other: by label, or as they are.
+type Settings = Mapping[str, ArrayLike | Mapping[Any, ArrayLike]]
+
+
+def averages(
+    posterior: Posterior,
+    predict: Callable[..., xr.DataTree],
+    at: Settings | None,
+    slope: str | None,
+    by: str | Sequence[str],
+    new_data: Given | None,
+) -> xr.Dataset:
+    """Return averages of predictions, ``at`` some values; see `NGVIApproximation.average_predictions`."""
+    by = [by] if isinstance(by, str) else list(by)
+    with posterior.with_data_of_fit():
+        rows = NewData.of(posterior.density.given, posterior.layout.coords, new_data)
+        data = [v.name for v in rows.model.data_vars if hasattr(v, "get_value")]
+        for option, names in {"at": at or (), "slope": () if slope is None else (slope,)}.items():
+            for name in names:
+                if name not in data:
+                    raise ValueError(not_settable(rows.model, name, data, option))
+        settings = {name: _settings(rows, name, values) for name, values in (at or {}).items()}
+        if both := sorted(settings.keys() & set(by)):
+            raise ValueError(f"{quoted(both)}, in by, is set to values by at: averages have it as a dim as it is.")
+
+        def averaged(given: Given) -> xr.Dataset:
+            predictions = predict(at=given)["predictions"].to_dataset()
+            dims = [str(dim) for dim in predictions.dims if dim not in ("chain", "draw")]
+            if by:
+                checked_names(by, [*dims, *data], "which is neither a dim of what is predicted nor pm.Data", "by")
+            indicators = [_indicators(rows, name) for name in by if name not in dims]
+            return predictions.map(lambda of: _average(of, by, indicators), keep_attrs=True)
+
+        def on_grid(given: Given, left: Sequence[str]) -> xr.Dataset:
+            """Return averages at all combinations of the values of data that are left to be set."""
+            if not left:
+                return averaged(given) if slope is None else _slopes(rows, slope, given, averaged)
+            name, *others = left
+            labels, arrays = settings[name]
+            found = [on_grid({**given, name: array}, others) for array in arrays]
+            return xr.concat(found, dim=xr.DataArray(labels, dims=name, name=name))
+
+        return on_grid({}, list(settings)).transpose("chain", "draw", ...)
+
+
+def _data(rows: NewData, name: str) -> AnyArray:
+    return rows.arrays.get(name, rows.before(name))
+
+
+def _settings(rows: NewData, name: str, values: Any) -> tuple[AnyArray, list[AnyArray]]:
+    """Return labels of the values that data are set to, and arrays with these for all rows."""
+    if not isinstance(values, Mapping):
+        values = np.atleast_1d(plain_array(name, values))
+        if values.ndim > 1:
+            raise ValueError(f"Values of {name!r} are arrays: name them, as in {{{name!r}: {{'a': x, 'b': x + 1}}}}.")
+        values = dict(zip(values.tolist(), values, strict=True))
+    shape = _data(rows, name).shape
+    return np.array(list(values)), [np.broadcast_to(array, shape) for array in values.values()]
+
+
+def _indicators(rows: NewData, name: str) -> xr.DataArray:
+    """Return which of the rows have each value of some data, with labels where these are an index."""
+    values = _data(rows, name)
+    if values.ndim != 1:
+        raise ValueError(f"Averages are by data with one value for each row; {name!r} has shape {values.shape}.")
+    dim = tree_of(rows, {}, [name], {})["predictions_constant_data"].to_dataset()[name].dims[0]
+    levels = np.unique(values)
+    dims = sorted(indexed_axes(rows.model, name)[0] & rows.of_fit.keys())
+    known = rows.labels.get(dims[0], rows.of_fit[dims[0]]) if dims else levels
+    labels = [known[i] for i in levels] if dims else levels
+    return xr.DataArray(values[:, None] == levels, dims=(dim, name), coords={name: labels})
+
+
+def _average(predictions: xr.DataArray, by: Sequence[str], indicators: Sequence[xr.DataArray]) -> xr.DataArray:
+    """Return the mean over all dims but some, of each combination of groups of rows."""
+    own = predictions.dims[2:]
+    weights = xr.DataArray(1.0)
+    for of_rows in indicators:
+        dim, name = of_rows.dims
+        along = [d for d in own if d == dim] or [d for d in own if predictions.sizes[d] == of_rows.sizes[dim]]
+        if len(along) != 1:
+            raise ValueError(
+                f"It can't be told along which dim of {predictions.name!r}, {own}, the rows of {name!r} are."
+            )
+        weights = weights * of_rows.rename({dim: along[0]})
+    over = [d for d in own if d not in by]
+    rows = [d for d in over if d in weights.dims]
+    of_groups = xr.dot(predictions, weights / weights.sum(rows), dim=rows, optimize=True)
+    return of_groups.mean([d for d in over if d not in rows])
+
+
+def _slopes(rows: NewData, name: str, given: Given, averaged: Callable[[Given], xr.Dataset]) -> xr.Dataset:
+    """Return derivatives by data, by central differences with the same draws; of a matrix, by each of its columns."""
+    values = np.asarray(given.get(name, _data(rows, name)))
+    of_fit = rows.before(name)
+    if of_fit.dtype.kind != "f":
+        raise ValueError(f"{name!r} are whole numbers, and have no slope: compare averages at={{{name!r}: [...]}}.")
+    columns = of_fit.reshape(-1, of_fit.shape[-1] if of_fit.ndim > 1 else 1)
+    spread = np.where(np.ptp(columns, axis=0) > 0, np.ptp(columns, axis=0), abs(columns).max(axis=0))
+    steps = np.finfo(of_fit.dtype).eps ** (1 / 3) * np.where(spread > 0, spread, 1.0)
+
+    def slope(shift: AnyArray) -> xr.Dataset:
+        upper, lower = (averaged({**given, name: values + sign * shift}) for sign in (1, -1))
+        return (upper - lower) / (2 * shift.sum())
+
+    if of_fit.ndim < 2:
+        return slope(steps[0])
+    like = tree_of(rows, {}, [name], {})["predictions_constant_data"].to_dataset()[name]
+    return xr.concat([slope(shift) for shift in np.diag(steps)], dim=like[like.dims[-1]])

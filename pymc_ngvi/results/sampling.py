@@ -33,57 +33,31 @@ from pymc_ngvi.core.sizes import (
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.info import of_batches, quoted
+from pymc_ngvi.density.info import of_batches as data_of_batches
+from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.observed_rows import ObservedLogp, observed_logp
 from pymc_ngvi.moves.draws import MovedDraws
-from pymc_ngvi.results.diagnosis.diagnosis import Kept
+from pymc_ngvi.results.diagnosis import Kept
 from pymc_ngvi.results.distributions import (
     Posterior,
     axes_of,
     constrained_dataset,
     flat_dataset,
     indices_of,
-    labelled,
     to_datatree,
     to_multitrace,
 )
-from pymc_ngvi.results.weighted import corrected
+from pymc_ngvi.results.reweighted import corrected
 
 # --- moments of an approximate posterior by variable: covariances, and what PyMC calls its state ---
 
 
-def covariance_of(posterior: Posterior, names: str | Sequence[str], *, constrained: bool) -> xr.DataArray:
+def covariance_of(posterior: Posterior, names: str | Sequence[str]) -> xr.DataArray:
     """Return the covariance of some variables; see `NGVIApproximation.cov_of`."""
-    wanted, layout = [names] if isinstance(names, str) else list(names), posterior.layout
-    derived = {d.name for d in posterior.density.deterministics}
-    of_draws = derived & set(wanted)
-    index = indices_of(layout, [name for name in wanted if name not in of_draws], derived)
-    if of_draws or constrained:
-        scaled = derived | ({v.name for v in layout.variables} if constrained else set())
-        return _covariance_of_draws(posterior, wanted, scaled)
-    return labelled([layout.label(int(i)) for i in index], posterior.distribution.cov_block(index))
-
-
-def _covariance_of_draws(posterior: Posterior, wanted: list[str], scaled: set[str]) -> xr.DataArray:
-    """Return the covariance of variables of any kind, from draws."""
-    layout = posterior.layout
-    constrainer = Constrainer.of(posterior.density, names=frozenset(wanted) & scaled)
-    theta = posterior.distribution.draw_matched(N_WEIGHED, np.random.default_rng(FIXED_SEED))
-    values = constrainer(theta)
-    columns, labels = [], []
-    for name in wanted:
-        if name in scaled:
-            shape = values[name].shape[1:]
-            columns.append(values[name].reshape(len(theta), -1))
-            labels += [name + (f"[{','.join(map(str, at))}]" if at else "") for at in np.ndindex(shape)]
-        else:
-            index = indices_of(layout, name)
-            columns.append(theta[:, index])
-            labels += [layout.label(int(k)) for k in index]
-    table = np.concatenate(columns, axis=1, dtype=np.float64)
-    table = table[np.isfinite(table).all(axis=1)]
-    table -= table.mean(axis=0)
-    return labelled(labels, table.T @ table / len(table), "variable")
+    index = indices_of(posterior.layout, names)
+    labels = [posterior.layout.label(int(i)) for i in index]
+    block, dims = posterior.distribution.cov_block(index), ("unconstrained", "unconstrained_2")
+    return xr.DataArray(block, dims=dims, coords=dict.fromkeys(dims, labels), name="covariance")
 
 
 def constrained_state(posterior: Posterior) -> VIState:
@@ -118,28 +92,10 @@ logger = logging.getLogger("pymc.ngvi")
 type Names = str | Sequence[str] | None
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Options of `NGVIApproximation.sample`, which documents them.
-
-    With ``of_batches=False``, Deterministics that read ``pm.Minibatch`` data are there by name only.
-    """
-
-    chains: int = 1
-    var_names: Names = None
-    importance: str | None = None
-    include_transformed: bool | None = None
-    log_p: bool = False
-    of_batches: bool = True
-
-    def transformed(self, posterior: Posterior) -> bool:
-        """Whether to keep the unconstrained variables."""
-        return posterior.include_transformed if self.include_transformed is None else self.include_transformed
-
-
-_PLAIN = Sampling()
 #: Draws of q for each one that is picked by weight.
 POOL = 10
+#: Options of `sample_trace`.
+_OF_DRAWS = ("chains", "var_names", "importance", "include_transformed", "log_p", "of_batches")
 #: Groups of a tree that hold data.
 _OF_ROWS = ("observed_data", "constant_data")
 _ON_ALL_ROWS = "pm.sample_posterior_predictive has them, in a model of all rows or of new ones"
@@ -150,26 +106,36 @@ def sample_trace(
     kept: Kept,
     draws: int,
     rng: np.random.Generator,
-    how: Sampling,
+    *,
+    chains: int = 1,
+    var_names: Names = None,
+    importance: str | None = None,
+    include_transformed: bool | None = None,
+    log_p: bool = False,
+    of_batches: bool = True,
 ) -> tuple[MultiTrace, dict[str, Any], Array]:
-    """Return draws as a trace, what there is to say of them, and the same unconstrained."""
+    """Return draws as a trace, what there is to say of them, and the same unconstrained.
+
+    With ``of_batches=False``, Deterministics that read ``pm.Minibatch`` data are there by name only.
+    """
     if posterior.record is not None:
         posterior.record.refuse_diverged()
     q = posterior.distribution
-    constrain, names = _constrainer(posterior, kept, how)
-    n, stats, attrs = check_draws(draws) * check_chains(how.chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
-    if how.importance is None:
+    transformed = posterior.include_transformed if include_transformed is None else include_transformed
+    constrain, names = _constrainer(posterior, kept, var_names, transformed=transformed, of_batches=of_batches)
+    n, stats, attrs = check_draws(draws) * check_chains(chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
+    if importance is None:
         theta = posterior.draw(n, rng)
     else:
-        theta, stats, attrs = _by_importance(posterior, n, how.importance, rng)
+        theta, stats, attrs = _by_importance(posterior, n, importance, rng)
     seed, discrete = seed_of(rng), posterior.density.summed_out_shown
     values = constrain(theta, random_seed=seed)
     if discrete and (names is None or not names.isdisjoint(discrete)):  # that were summed out
         values |= posterior.density.discrete_given(values, seed)
         values = values if names is None else {name: value for name, value in values.items() if name in names}
-    if how.log_p and not posterior.changed_data():
+    if log_p and not posterior.changed_data():
         stats["log_p"] = posterior.density.logp(theta)
-    of_draws, of_all = q.notes(theta, rng, how.log_p)
+    of_draws, of_all = q.notes(theta, rng, log_p)
     stats, attrs = stats | of_draws, attrs | of_all
     if (effective := q.effective(len(theta))) < len(theta):
         repeat = attrs.get("distinct_global_draws", 0) < len(theta)
@@ -182,7 +148,7 @@ def sample_trace(
                 else f"{len(theta):,} draws are taken from chains, in which successive ones are correlated."
             )
         )
-    return to_multitrace(posterior.model, values, stats, how.chains), attrs, theta
+    return to_multitrace(posterior.model, values, stats, chains), attrs, theta
 
 
 def _by_importance(
@@ -209,24 +175,27 @@ def sample_tree(
     kept: Kept,
     draws: int,
     rng: np.random.Generator,
-    how: Sampling = _PLAIN,
+    *,
+    log_likelihood: bool | Names = False,
     **options: Any,
 ) -> xr.DataTree:
     """Return draws as a tree; see `NGVIApproximation.sample`."""
-    asked, model = options.pop("log_likelihood", False), posterior.model
+    asked, model = log_likelihood, posterior.model
+    how = {name: options.pop(name) for name in _OF_DRAWS if name in options}
     if posterior.density.has_minibatch and asked:
         raise ValueError(
             "log_likelihood is one of all rows, and the model reads pm.Minibatch data: each draw would have the rows "
             "of another batch. Ask pm.compute_log_likelihood(draws) in a model of all rows, with the same names."
         )
     observed = [str(rv.name) for rv in model.observed_RVs] if asked else []
-    names = observed and checked_names(None if asked is True else asked, observed, option="log_likelihood")
+    names = observed and checked_names(None if isinstance(asked, bool) else asked, observed, option="log_likelihood")
     rows = [observed_logp(posterior.density, name, by_rows=False) for name in names]
-    trace, attrs, theta = sample_trace(posterior, kept, draws, rng, how)
+    trace, attrs, theta = sample_trace(posterior, kept, draws, rng, **how)
     more = dict(posterior.distribution.groups(posterior.layout))
     if rows:
-        more["log_likelihood"] = xr.Dataset({of.name: _by_row(model, of, theta, how.chains) for of in rows})
-    shown = how.transformed(posterior) or how.var_names is not None
+        more["log_likelihood"] = xr.Dataset({of.name: _by_row(model, of, theta, how.get("chains", 1)) for of in rows})
+    transformed = how.get("include_transformed")
+    shown = how.get("var_names") is not None or (posterior.include_transformed if transformed is None else transformed)
     options["dims"] = posterior.dims | dict(options.get("dims") or {})
     tree = to_datatree(trace, posterior.model, more, include_transformed=shown, **options)
     if posterior.density.is_sharded:  # the model is that of one shard
@@ -268,20 +237,22 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
         )
 
 
-def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> tuple[Constrainer, frozenset[str] | None]:
+def _constrainer(
+    posterior: Posterior, kept: Kept, var_names: Names, *, transformed: bool, of_batches: bool
+) -> tuple[Constrainer, frozenset[str] | None]:
     """Return what evaluates the named variables but for discrete ones, and the names; None for all of them."""
-    left_out = frozenset() if how.of_batches else of_batches(posterior.density.model)
-    if how.var_names is None and not left_out:
+    left_out = frozenset() if of_batches else data_of_batches(posterior.density.model)
+    if var_names is None and not left_out:
         return posterior.constrain, None
     discrete = posterior.density.summed_out_shown
     values = {v.name: v.value_name for v in posterior.layout.variables}
     valid = dict.fromkeys([*values, *(d.name for d in posterior.density.deterministics), *values.values(), *discrete])
-    if how.var_names is None:
+    if var_names is None:
         logger.info(f"Without {quoted(sorted(left_out))}, of the rows of one minibatch: {_ON_ALL_ROWS}.")
         shown = frozenset(valid) - left_out
         return narrow(posterior, kept, shown), shown
-    names = frozenset(checked_names(how.var_names, valid))
-    if how.transformed(posterior):
+    names = frozenset(checked_names(var_names, valid))
+    if transformed:
         names |= {values[name] for name in names & values.keys()}
     # Discrete variables are drawn given all others.
     evaluated = names if names.isdisjoint(discrete) else names.difference(discrete).union(values)

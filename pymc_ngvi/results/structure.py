@@ -5,7 +5,6 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -187,11 +186,6 @@ class ModelStructure:
     sums : tuple of ndarray of int
         Coordinates of each sum over many that couples these beside what ``pattern`` has.
 
-    Raises
-    ------
-    ValueError
-        If the three are not of one number of coordinates.
-
     Examples
     --------
     >>> import numpy as np
@@ -216,10 +210,6 @@ class ModelStructure:
     sums: tuple[Integers, ...] = ()
 
     def __post_init__(self) -> None:
-        for part in (self.pattern, self.arrow):
-            if part is not None and part.n_dim != self.n_dim:
-                kind = type(part).__name__
-                raise ValueError(f"The layout has {self.n_dim} coordinates, the {kind} {part.n_dim}.")
         if self.arrow is None and self.pattern is not None:
             object.__setattr__(self, "arrow", find_blocks(self.pattern))
 
@@ -335,10 +325,6 @@ class ModelStructure:
         return tuple(np.unique(self._variable[coordinates]).tolist())
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        words = escape(str(self)).replace("\n", "<br>").split("`")  # names, in code
-        return f"<p>{''.join(f'<code>{w}</code>' if i % 2 else w for i, w in enumerate(words))}</p>"
 
     def name(self, variable: int) -> str:
         """Return the name of a variable of the layout, in backticks."""

@@ -1,5 +1,6 @@
 """The table of parameters, with what was found out about the approximation."""
 
+import functools
 import importlib
 import itertools
 import math
@@ -15,31 +16,28 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from pymc_ngvi.core.messages import N_NAMED, percent, suggestion
+from pymc_ngvi.core.messages import N_NAMED, checked_names, percent, suggestion
+from pymc_ngvi.core.psis import khat_limit, pareto_khat, weigh
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
-from pymc_ngvi.core.status import format_gap
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
-from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.constrain import TermSums, log_densities
+from pymc_ngvi.marginal.sampling import evenly_picked
 from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.marginal.weighted import WEIGHTED
-from pymc_ngvi.reading.roles import Extent, Grouping, Roles, find_roles
-from pymc_ngvi.results.diagnosis.diagnose import (
+from pymc_ngvi.reading.roles import Grouping, Roles, top_level_priors
+from pymc_ngvi.results.diagnosis import (
+    Kept,
     budget_of,
     log_ratio_of,
     own_generator,
     own_log_ratio,
     weights_and_elbo,
+    wrap,
 )
-from pymc_ngvi.results.diagnosis.diagnosis import Kept, wrap
-from pymc_ngvi.results.distributions import Posterior, to_datatree, to_multitrace
-from pymc_ngvi.results.sampling import Sampling, sample_tree
-
-#: Colours are those of the page, light or dark; lines are its text colour, faint.
-_FAINT = "color-mix(in srgb, currentColor 25%, transparent)"
-
-
-def _card_line(text: str) -> str:
-    return f'<div style="margin:.4em 0">{escape(text)}</div>'
+from pymc_ngvi.results.distributions import Posterior, one_chain, roles_of, to_datatree, to_multitrace, two_points
+from pymc_ngvi.results.reweighted import joint_draws
+from pymc_ngvi.results.sampling import Names, narrow, sample_tree
 
 
 def verdict_on(
@@ -135,27 +133,14 @@ def _as_printed(table: pd.DataFrame) -> list[list[str]]:
 
 def as_text(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
     """Return one table with a heading above each section, the columns of all of them aligned."""
-    indent = 2 * (len(sections) > 1 or "" not in sections)
-    rows = [row for part in sections.values() for row in part]
-    label_width = max([len(label) for label, _ in rows], default=0) + indent
-    widths = [max([len(c), *(len(cells[j]) for _, cells in rows)]) for j, c in enumerate(columns)]
-    lines = [_line("", columns, label_width, widths)]
+    indent, rows = "  " * (len(sections) > 1 or "" not in sections), [row for part in sections.values() for row in part]
+    labels = max([len(label) for label, _ in rows], default=0) + len(indent)
+    widths = [max(map(len, column)) for column in zip(columns, *(cells for _, cells in rows), strict=True)]
+    lines = [("", list(columns))]
     for heading, part in sections.items():
-        lines += [heading] * bool(heading)
-        lines += [_line(" " * indent + label, cells, label_width, widths) for label, cells in part]
-    return "\n".join(lines)
-
-
-def _line(label: str, cells: Sequence[str], label_width: int, widths: Sequence[int]) -> str:
-    return "  ".join([label.ljust(label_width), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]).rstrip()
-
-
-def as_html(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
-    """Return the same as an HTML table that takes its colours from the page."""
-    headings = {heading: [(heading, [""] * len(columns))] * bool(heading) for heading in sections}
-    rows = [row for heading, part in sections.items() for row in (*headings[heading], *part)]
-    table = pd.DataFrame([cells for _, cells in rows], index=[label for label, _ in rows], columns=columns)
-    return f'<div style="overflow-x:auto">{table.to_html(border=0)}</div>'
+        lines += [(heading, [])] * bool(heading) + [(indent + label, cells) for label, cells in part]
+    of_cells = [(label, [c.rjust(w) for c, w in zip(cells, widths, strict=False)]) for label, cells in lines]
+    return "\n".join("  ".join([label.ljust(labels), *cells]).rstrip() for label, cells in of_cells)
 
 
 # --- what a summary shows, and in which order: parameters of the population, then those of each group, then effects ---
@@ -295,8 +280,12 @@ class Summary:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        table = as_html(list(self.table.columns), self._rows()) if self.sections else self.table.to_html()
-        return paragraphs(self.lines) + str(table) + paragraphs((*self._cut(), *self.notes))
+        headed = ([(heading, [""] * self.table.shape[1])] * bool(heading) + of for heading, of in self._rows().items())
+        rows = [row for part in headed for row in part]
+        table = pd.DataFrame([cells for _, cells in rows], [label for label, _ in rows], self.table.columns)
+        shown = table if self.sections else self.table
+        body = f'<div style="overflow-x:auto">{shown.to_html(border=0)}</div>'
+        return paragraphs(self.lines) + body + paragraphs((*self._cut(), *self.notes))
 
     def _rows(self) -> dict[str, Rows]:
         """Return the rows to show of each section: all, or as many as its share of the table, and at least ten."""
@@ -362,31 +351,20 @@ def _check_names(posterior: Posterior, options: dict[str, Any]) -> None:
 def card_of(posterior: Posterior, kept: Kept) -> str:
     """Return an approximation as notebooks show it, as HTML that takes no evaluation of log p.
 
-    How the fit ended, the verdict, numbers of the fit, the table of parameters.
+    How the fit ended, the verdict, the table of parameters.
     """
-    record, n_dim, body = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
+    record, n_dim, table = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
     if n_dim <= MAX_COV_DIM:
         with posterior.with_data_of_fit():
             made = summary_of_draws(posterior, kept, N_PREDICTED, np.random.default_rng(FIXED_SEED), False, {})
-        body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
+        table = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
-    outcome = "Not fitted" if record is None else "Weighted" if record.kind == WEIGHTED else record.outcome
-    title = escape(f"{kind}, {n_dim:,} free parameters")
-    parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {title}</div>']
-    if record is not None and record.kind != WEIGHTED:
-        parts += [_card_line(said) for said in (record.remark, record.of_posterior, record.of_discrete) if said]
-        numbers = {
-            "ELBO": str(record.elbo).replace("+-", "±"),
-            "gap": format_gap(record.gap, " nats"),
-            "iterations": f"{record.n_iterations:,}",
-            "time": f"{record.compile_seconds:.1f} s compiling + {record.run_seconds:.1f} s running",
-        }
-        cells = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in numbers.items())
-        parts.append(f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.5em;margin:.4em 0">{cells}</div>')
-    verdict = NOT_TESTED if record is None else record.verdict
-    parts.append(_card_line(verdict.headline))
-    style = f"border:1px solid {_FAINT};border-radius:6px;padding:.7em 1em;max-width:60em;color:inherit;background:none"
-    return f'<div style="{style}">{"".join(parts)}{body}</div>'
+    outcome, lines = "Not fitted", [NOT_TESTED.headline]
+    if record is not None:
+        outcome = "Weighted" if record.kind == WEIGHTED else record.outcome
+        lines = [record.closing_line(), record.remark, record.of_posterior, record.of_discrete, record.verdict.headline]
+    title = f"<p><b>{escape(outcome)}</b> · {escape(kind)}, {n_dim:,} free parameters</p>"
+    return title + paragraphs(tuple(filter(None, lines))) + table
 
 
 @dataclass(frozen=True)
@@ -469,7 +447,7 @@ def summary_of_draws(
         return Summary((), table, None, sections, (), by_sd)
     planned = Planned.of(posterior, group_effects=group_effects)
     wide = draws * sum(planned.sizes.values()) > HELD
-    made = sample_tree(posterior, kept, draws, rng, Sampling(var_names=planned.names if wide else None))
+    made = sample_tree(posterior, kept, draws, rng, var_names=planned.names if wide else None)
     shown, where = planned.arranged(made["posterior"].to_dataset())
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
@@ -510,30 +488,158 @@ def _thin_tails(posterior: Posterior) -> list[str]:
     return [f"Few draws are in thin tails: the standard deviation is known {known} only."]
 
 
-def two_points(posterior: Posterior) -> xr.Dataset:
-    """Return all variables at one point, twice, as if these were draws: enough to tell sizes, and so roles.
+# --- how much a posterior depends on its priors, and on the data ---
 
-    A draw of q takes a search for modes where effects are relative to these.
+#: Powers between which sensitivity is measured: those of ArviZ, and of the R package priorsense.
+_POWERS = (0.99, 1.01)
+#: Parts of the draws without which errors are told; digits of their sensitivities, and of errors.
+_N_PARTS, _DIGITS, _SHOWN = 8, 9, 3
+
+
+@dataclass(frozen=True, eq=False)
+class PriorSensitivity:
+    """What `NGVIApproximation.prior_sensitivity` returns; it prints as a table.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame
+        Columns ``prior`` and ``likelihood``, the sensitivities, with standard errors ``prior_se`` and
+        ``likelihood_se``, and ``diagnosis``, in words of ArviZ; a row for each element.
+    khat : dict of str to float
+        The larger k-hat of both powers, of ``prior`` and ``likelihood``.
+    priors : tuple of str
+        Variables whose priors were scaled.
+    likelihoods : tuple of str
+        Variables that were scaled as likelihood.
+    tree : xarray.DataTree
+        Groups ``posterior``, ``log_prior`` and ``log_likelihood``, the last two with one sum a draw: for
+        ``arviz_stats.psense`` and ``arviz_plots.plot_psense_dist``.
+    doubts : tuple of str
+        What stands against relying on it, in clauses.
     """
-    values = posterior.values(np.tile(posterior.density.initial_point(), (2, 1)), FIXED_SEED)
-    trace, transformed = to_multitrace(posterior.model, values, {}), posterior.include_transformed
-    tree = to_datatree(trace, posterior.model, dims=posterior.dims, include_transformed=transformed)
-    return tree["posterior"].to_dataset()
+
+    table: pd.DataFrame
+    khat: Mapping[str, float]
+    priors: tuple[str, ...]
+    likelihoods: tuple[str, ...]
+    tree: xr.DataTree
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What was scaled, and how far it can be relied on."""
+        priors, likelihoods = (", ".join(f"`{name}`" for name in of) for of in (self.priors, self.likelihoods))
+        scaled = f"Power scaling of the priors of {priors}, and of the likelihood of {likelihoods}."
+        khats = ", ".join(f"{name} {value:.2f}" for name, value in self.khat.items())
+        doubts = f"Not reliable: {'; '.join(self.doubts)}." if self.doubts else ""
+        return tuple(filter(None, (scaled, f"Pareto k-hat: {khats}.", doubts)))
+
+    def __str__(self) -> str:
+        """Return the sentences, and the table."""
+        return "\n".join(
+            [*self.lines, "", self.table.to_string(header=["prior", "+-", "likelihood", "+-", "diagnosis"])]
+        )
+
+    __repr__ = __str__
 
 
-def roles_of(posterior: Posterior, few: xr.Dataset) -> Roles:
-    """Return the roles of the variables, whose axes are taken from any draws."""
-    extents = {}
-    for name, draws in few.data_vars.items():
-        dims = [d for d in draws.dims if d not in ("chain", "draw")]
-        named = [None if str(d).startswith(f"{name}_dim_") else str(d) for d in dims]
-        extents[str(name)] = Extent(tuple(named), tuple(draws.sizes[d] for d in dims))
-    density = posterior.density
-    roles = find_roles(posterior.model, posterior.layout, posterior.pattern, extents)
-    of_rows = [
-        name
-        for name in density.summed_out_shown
-        if math.prod(extents[name].shape) > 1 and math.prod(extents[name].shape) in roles.observations.values()
-    ]
-    roles = replace(roles, rows=(*roles.rows, *of_rows))
-    return replace(roles, observations=density.observations) if isinstance(density, ShardedDensity) else roles
+def prior_sensitivity(
+    posterior: Posterior,
+    draws: int,
+    rng: np.random.Generator,
+    *,
+    var_names: Names,
+    prior_var_names: Names,
+    likelihood_var_names: Names,
+    threshold: float,
+) -> PriorSensitivity:
+    """Return sensitivities by power scaling; see `NGVIApproximation.prior_sensitivity`."""
+    posterior.check_weighable(draws, "Power scaling takes")
+    if why := posterior.density.why_in_part:
+        raise ValueError(f"Power scaling needs the likelihood of all data: {why}. Ask a model of all rows.")
+    posterior.refuse_changed_data("Power scaling would be about another posterior")
+    priors, likelihoods = _scaled(posterior, prior_var_names, likelihood_var_names)
+    theta, doubts = _drawn(posterior, draws, rng)
+    of_prior = TermSums(posterior.model, posterior.layout, lambda: log_densities(posterior.model, priors))(theta)
+    of_likelihood = _log_likelihood(posterior, theta, likelihoods, is_all=likelihood_var_names is None)
+    shown = _shown(posterior, theta, var_names, seed_of(rng))
+    tree = xr.DataTree.from_dict(
+        {
+            "posterior": shown,
+            "log_prior": one_chain({"prior": of_prior}),
+            "log_likelihood": one_chain({"likelihood": of_likelihood}),
+        }
+    )
+    khat = {"prior": _khat(of_prior), "likelihood": _khat(of_likelihood)}
+    limit = khat_limit(draws)
+    doubts = (*doubts, *(f"k-hat of {name} is above {limit:.2g}" for name, value in khat.items() if value > limit))
+    summary = functools.partial(imported("arviz_stats").psense_summary, alphas=_POWERS)
+    table = summary(tree, threshold=threshold)
+    # Jackknife: without each of some parts of the draws.
+    parts = [tree.isel(draw=np.arange(draws) % _N_PARTS != k) for k in range(_N_PARTS)]
+    kinds = ["prior", "likelihood"]
+    without = np.array([summary(part, threshold=np.inf, round_to=_DIGITS)[kinds].to_numpy(float) for part in parts])
+    errors = np.sqrt(_N_PARTS - 1) * without.std(axis=0)
+    for i, kind in enumerate(kinds):
+        table.insert(2 * i + 1, f"{kind}_se", errors[:, i].round(_SHOWN))
+    return PriorSensitivity(table, khat, tuple(priors), tuple(likelihoods), tree, doubts)
+
+
+def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[list[str], list[str]]:
+    """Return the variables whose priors are scaled, and those of the likelihood."""
+    model, free = posterior.model, [v.name for v in posterior.layout.variables]
+    potentials = [term.name for term in model.potentials]
+    observed = [rv.name for rv in model.observed_RVs]
+    why = "which can't be scaled as such"
+    asked = None if priors is None else checked_names(priors, [*free, *potentials], why, "prior_var_names")
+    of_prior = asked or top_level_priors(model, free)
+    if likelihoods is not None:
+        return of_prior, checked_names(likelihoods, [*observed, *potentials], why, "likelihood_var_names")
+    if not observed:
+        raise ValueError(
+            "The model has no observed variable: name the Potentials that are its likelihood, likelihood_var_names=..."
+            if potentials
+            else "The model has no observed variable, and no likelihood to scale."
+        )
+    return of_prior, observed
+
+
+def _drawn(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[Array, tuple[str, ...]]:
+    """Return draws of equal weight, corrected by importance weights where these help."""
+    made, doubts = joint_draws(posterior, draws, rng)
+    rows = evenly_picked(np.exp(weigh(made.log_weights)[0]), draws, rng.random())
+    return made.theta[rng.permutation(rows)], doubts
+
+
+def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *, is_all: bool) -> Array:
+    """Return the log likelihood of each draw: what log p has beside priors and Potentials, or that of some variables.
+
+    Log p is compiled, knows rows, and reaches data that are elsewhere.
+    """
+    model, layout = posterior.model, posterior.layout
+    if not is_all:
+        return TermSums(model, layout, lambda: log_densities(model, names))(theta)
+    others = [*(v.name for v in layout.variables), *(term.name for term in model.potentials)]
+    of_others = TermSums(model, layout, lambda: log_densities(model, others, jacobian=True))(theta)
+    return posterior.density.logp(theta) - of_others
+
+
+def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> xr.Dataset:
+    """Return the variables in the table, at draws."""
+    planned = None
+    if var_names is None:
+        planned = Planned.of(posterior, group_effects=False)
+        names = planned.names
+    else:
+        known = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
+        names = checked_names(var_names, known)
+    values = narrow(posterior, Kept(), frozenset(names))(theta, random_seed=seed)
+    tree = to_datatree(to_multitrace(posterior.model, values, {}), posterior.model, include_transformed=False)
+    made = tree["posterior"].to_dataset()
+    shown = made[names] if planned is None else planned.arranged(made)[0]
+    return shown[[name for name, of in shown.data_vars.items() if (np.ptp(of.to_numpy(), axis=(0, 1)) > 0.0).any()]]
+
+
+def _khat(log_density: Array) -> float:
+    """Return the larger k-hat of the weights of both powers; -inf where these are equal."""
+    return max(pareto_khat((power - 1.0) * log_density, np.zeros_like(log_density)) for power in _POWERS)

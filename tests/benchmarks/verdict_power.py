@@ -36,7 +36,7 @@ import pymc_ngvi
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import FullState
-from pymc_ngvi.results.diagnosis import diagnose
+from pymc_ngvi.results import diagnosis as making
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 #: Errors of coordinates and functionals: those that count.
@@ -184,7 +184,7 @@ def gaussian_with_error(model: pm.Model, error: str, where: str, at: np.ndarray)
     )
 
 
-def judged(case: Case, fitted: NGVIApproximation, error: str, where: str, seed: int) -> diagnose.Diagnosis:
+def judged(case: Case, fitted: NGVIApproximation, error: str, where: str, seed: int) -> making.Diagnosis:
     """Return the diagnosis of draws with an error."""
     rng, n_dim = np.random.default_rng(seed), fitted.density.n_dim
     at = np.eye(n_dim)[rng.integers(n_dim)] if where == "coordinate" else case.direction(n_dim)
@@ -202,7 +202,7 @@ def judged(case: Case, fitted: NGVIApproximation, error: str, where: str, seed: 
         return theta + np.outer(sd * ERRORS[error](along / sd) - along, way)
 
     changed = replace(posterior, distribution=Changed(whole, make))
-    return diagnose.diagnose(changed, diagnose.budget_of(changed), rng, rng)
+    return making.diagnose(changed, making.budget_of(changed), rng, rng)
 
 
 # --- runs, and the table ----------------------------------------------------------------------------------------------

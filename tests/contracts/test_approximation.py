@@ -340,9 +340,12 @@ def test_params_are_shared_values(approx, kind):
     assert_array_equal(approx.draw_flat(2, 1), new.draws(np.random.default_rng(1).standard_normal((2, 6))))
 
 
-def test_state_of_another_kind_is_refused(approx):
-    with pytest.raises(ValueError, match=r"is a FullState with parameters .* got a DiagonalState"):
-        approx.set_state(DiagonalState.from_scale(np.zeros(6), np.ones(6)))
+def test_nodes_keep_a_state_that_one_of_another_kind_replaces(approx):
+    before, mean = approx.mean, approx.q.mean()
+    approx.set_state(DiagonalState.from_scale(np.zeros(6), np.ones(6)))
+    assert_array_equal(approx.mean.eval(), approx.mean_flat)
+    assert not approx.mean_flat.any()
+    assert_array_equal(before.eval(), mean)
     with pytest.raises(ValueError, match="q has 4 dimensions, but the free variables of the model have 6"):
         NGVIApproximation(approx.density, full_state(4))
 

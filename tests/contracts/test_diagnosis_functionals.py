@@ -16,9 +16,9 @@ from scipy import stats
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.constrain import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.results.diagnosis import diagnose
-from pymc_ngvi.results.diagnosis.drifts import weighted_shift_of
-from pymc_ngvi.results.distributions import Distribution, MovePlan, costs_of, distribution_of
+from pymc_ngvi.results import diagnosis as making
+from pymc_ngvi.results.distributions import Distribution, MovePlan, distribution_of
+from pymc_ngvi.results.drifts import weighted_shift_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -69,9 +69,6 @@ class OfDraws(Distribution):
 
     def plan(self, density):
         return MovePlan(density, DiagonalState(np.zeros(self.n_dim), np.ones(self.n_dim)), self.q.draws)
-
-    def costs(self, density, record):
-        return costs_of(density, record, self.n_dim, 0)
 
 
 @distribution_of.register
@@ -216,7 +213,7 @@ def test_weights_say_which_limits_are_off(seed, monkeypatch):
     with pm.Model() as model:
         pm.SkewNormal("x", mu=0.0, sigma=1.0, alpha=alpha)
     approx = NGVIApproximation(LogDensity(model), DiagonalState(np.array([mean]), np.array([sd])))
-    monkeypatch.setattr(diagnose, "_MOVED", 40)  # moved draws tell, too, where they are many
+    monkeypatch.setattr(making, "_MOVED", 40)  # moved draws tell, too, where they are many
     (reason,) = [r for r in approx.diagnose(draws=10_000, random_seed=seed).reasons if "lower" in r]
     said = r"lower 89 % limit of q is off: importance weights move it in `x` \(([+-]\d\.\d+)"
     expected = (stats.skewnorm(alpha).ppf(0.055) - mean) / sd - stats.norm.ppf(0.055)

@@ -8,8 +8,8 @@ import pytest
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.density.constrain import functionals_of
-from pymc_ngvi.results.diagnosis import diagnose as making
-from pymc_ngvi.results.diagnosis.diagnose import score_drift_of
+from pymc_ngvi.results import diagnosis as making
+from pymc_ngvi.results.diagnosis import score_drift_of
 
 N_GROUPS, SIZE, N_DRAWS = 40, 8, 512
 SEEDS = [1, 2]

@@ -16,8 +16,8 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.core.psis import Weights, pareto_khat, weigh
 from pymc_ngvi.families import DiagonalState, MixtureState
+from pymc_ngvi.results.reweighted import check_help
 from pymc_ngvi.results.sampling import POOL
-from pymc_ngvi.results.weighted import check_help
 
 #: Errors of estimates that are allowed: four standard errors.
 N_SE = 4.0

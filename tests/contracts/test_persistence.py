@@ -336,7 +336,7 @@ def test_the_model_of_the_context(file):
 
 
 def test_unknown_options(file, fitted):
-    with pytest.raises(TypeError, match="load does not know progressbar"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'progressbar'"):
         load(file, made(regression), progressbar=False)
     with pytest.raises(TypeError, match="log_p are of posterior draws"):
         fitted.to_datatree(log_p=False)

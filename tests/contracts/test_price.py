@@ -21,7 +21,7 @@ from pymc_ngvi.fitting import progress
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.posteriors import plan
 from pymc_ngvi.posteriors.plan import Decision, TimeBudget
-from pymc_ngvi.results.diagnosis.diagnosis import context_of
+from pymc_ngvi.results.diagnosis import context_of
 
 
 def skewed():

@@ -22,7 +22,7 @@ from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.new_priors import NewPriors, unnormalised
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.reading.roles import top_level_priors
-from pymc_ngvi.results.priors import _log_likelihood
+from pymc_ngvi.results.summary import _log_likelihood
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -14,7 +14,7 @@ from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import GaussNewtonTarget
 from pymc_ngvi.density.streams.density import BatchSource, Place
 from pymc_ngvi.families import FullState
-from pymc_ngvi.results.diagnosis.diagnosis import context_of
+from pymc_ngvi.results.diagnosis import context_of
 from pymc_ngvi.steps.incremental import Quadratic, sign_of_order
 
 N_ROWS, N_BATCHES = 2700, 9

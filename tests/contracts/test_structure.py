@@ -8,7 +8,7 @@ from scipy import sparse
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families.dissection import find_blocks
 from pymc_ngvi.families.dissection import structure_of as structure_of_form
-from pymc_ngvi.families.gaussian import BlockStructure, Partition
+from pymc_ngvi.families.gaussian import BlockStructure
 from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.results.structure import ModelStructure
@@ -204,10 +204,3 @@ def test_structures_of_two_models_are_not_taken_for_each_other():
         one, other = (kind(Pattern.of(chain(n))) for n in (80, 100))
         assert one != other
         assert [structure_of_form(of).n_dim for of in (one, other)] == [80, 100]
-
-
-def test_parts_of_different_models_are_refused():
-    with pytest.raises(ValueError, match="layout has 3 coordinates, the Pattern 4"):
-        ModelStructure(layout_of(a=3), Pattern.of(np.eye(4)))
-    with pytest.raises(ValueError, match="layout has 3 coordinates, the Partition 2"):
-        ModelStructure(layout_of(a=3), None, Partition([0, -1]))

@@ -146,7 +146,7 @@ def test_card(multilevel, monkeypatch):
     html = multilevel._repr_html_()
     assert "Not fitted" in html
     html = fitted(multilevel, Status.STALLED)._repr_html_()
-    for part in ("<b>Stalled</b>", "-10.00 ± 0.02", "0.004 nats", Status.STALLED.cure, "Not reliable", SCALES):
+    for part in ("<b>Stalled</b>", "-10.00 +- 0.02", "0.004 nats", Status.STALLED.cure, "Not reliable", SCALES):
         assert part in html
     assert "b[0, intercept]" not in html
     assert not re.search(r"<script|#[0-9a-f]{3,6}\b|rgb\(", html)
@@ -170,7 +170,6 @@ def test_status_and_structure_are_sentences(multilevel):
     assert repr(Status.STALLED).endswith(Status.STALLED.cure)
     assert str(Status.CONVERGED) == "converged"
     assert repr(multilevel.structure) == str(multilevel.structure)
-    assert "<code>beta</code>" in multilevel.structure._repr_html_()
 
 
 @pytest.mark.parametrize(("given", "named"), [(["bet"], "bet"), ("~bet", "~bet"), (["mu", "sd"], "sd")])

@@ -14,8 +14,7 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.psis import WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.verdict import NOT_TESTED
-from pymc_ngvi.results.diagnosis.diagnose import PART, SECONDS
-from pymc_ngvi.results.diagnosis.diagnosis import Kept, context_of
+from pymc_ngvi.results.diagnosis import PART, SECONDS, Kept, context_of
 
 EVEN = WeightVerdict.EVEN
 

@@ -29,9 +29,10 @@ FLOORS = (
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
     "results.structure",
-    "results.distributions", "results.diagnosis", "results.weighted", "results.sampling", "results.left_out",
-    "results.plotting", "results.summary", "results.predictions", "results.contrasts", "results.priors",
-    "results.persistence", "results.updates", "results.group", "results.approximation",
+    "results.distributions", "results.drifts", "results.diagnosis", "results.predictions", "results.reweighted",
+    "results.sampling", "results.left_out",
+    "results.plotting", "results.summary",
+    "results.persistence", "results.group", "results.approximation",
     "results.choice", "results", "inference", "function", "many", "register", "",
 )  # fmt: skip
 

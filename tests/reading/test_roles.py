@@ -8,7 +8,7 @@ import pytest
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.results import summary
+from pymc_ngvi.results import distributions
 
 RNG = np.random.default_rng(7)
 N = 60
@@ -23,7 +23,7 @@ def approx_of(model):
 
 def roles_of(model):
     approx = approx_of(model)
-    return summary.roles_of(approx._posterior, approx.sample(2, log_p=False)["posterior"].to_dataset())
+    return distributions.roles_of(approx._posterior, approx.sample(2, log_p=False)["posterior"].to_dataset())
 
 
 def groups_of(model):

@@ -1,13 +1,14 @@
-"""The posterior given new rows as well as those of the fit, from its draws, by weights."""
+"""The posterior with another log p, from its draws by weights: corrected, under other priors, or given new rows."""
 
 import contextlib
 import functools
 import math
+import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -19,14 +20,17 @@ from scipy.sparse import csgraph
 from scipy.special import softmax
 
 from pymc_ngvi.core.bridge import Estimate, log_mean
-from pymc_ngvi.core.messages import listed, shortened
-from pymc_ngvi.core.psis import weigh
-from pymc_ngvi.core.sizes import FIXED_SEED, HELD, seed_of
+from pymc_ngvi.core.messages import OURS, listed, shortened
+from pymc_ngvi.core.prices import rounded_up
+from pymc_ngvi.core.psis import Weights, khat_limit, weigh
+from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MOST_NUMBERS, N_SHOWN, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer, OnDraws, unconstrained
 from pymc_ngvi.density.info import quoted, with_data_for
+from pymc_ngvi.density.new_priors import NewPriors
 from pymc_ngvi.density.predictive import Treatment, data_behind, indexed_axes, n_batch_axes
+from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.new_rows import (
     CoupledRows,
@@ -37,11 +41,208 @@ from pymc_ngvi.marginal.new_rows import (
     with_new_rows,
     with_trees,
 )
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.sampling import evenly_picked
 from pymc_ngvi.marginal.student_mixture import StudentMixture
-from pymc_ngvi.results.distributions import Posterior
-from pymc_ngvi.results.predictions import Given, NewData, Treatments, checked_dict, given_new_data, rows_of_bambi
-from pymc_ngvi.results.weighted import ElsewhereDensity, Weighted, joint_draws, weighted
+from pymc_ngvi.marginal.weighted import FEWEST, WeightChecks, WeightedDraws
+from pymc_ngvi.results.distributions import LogMarginalLikelihood, Posterior
+from pymc_ngvi.results.predictions import (
+    Given,
+    NewData,
+    Treatments,
+    checked_dict,
+    given_new_data,
+    places_among,
+    rows_of_bambi,
+)
+
+#: Part of the draws that weights are worth which leave nothing to correct, whatever the shape of their tail.
+_NOTHING_TO_CORRECT = 0.99
+#: More draws than these are not proposed to anybody; nor more than so many, where each has to be weighted.
+_MOST_DRAWS, _MOST_WEIGHTED = 1_000_000, 14_000
+#: Part of the draws asked for that come where they can be had.
+_NEARLY = 0.9
+#: Nats below the heaviest draw where a log weight has no digits left for what another log p, as low there, makes of it.
+_NO_DIGITS = 1e9
+_RICHER = "Fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
+
+
+class ElsewhereDensity:
+    """Log p that is that of other draws: only rows and data of its model are of use."""
+
+    def __init__(self, density: ModelDensity, why_in_part: str) -> None:
+        self._density, self.why_in_part = density, why_in_part
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_density":  # of a copy that has no attributes yet
+            raise AttributeError(name)
+        return getattr(self._density, name)
+
+
+class Weighted(NamedTuple):
+    """A posterior that is weighted draws of another one."""
+
+    density: ModelDensity
+    state: PoolState
+    #: Log p over that of the other one at each draw, up to a constant; shape (n_draws,).
+    log_ratio: Array
+    #: Of the marginal likelihoods.
+    change: Estimate
+    #: Why marginal likelihoods can't be compared, in clauses.
+    improper: Sequence[str] = ()
+
+    @property
+    def checks(self) -> WeightChecks:
+        """How good the weights are."""
+        return cast(WeightChecks, self.state.checks)
+
+    def log_density(self, what: str, density: Callable[[], Estimate]) -> LogMarginalLikelihood:
+        """Return a log density with its error; raise ValueError where weights do not tell it."""
+        if not self.checks.weights_help:
+            raise ValueError(f"There is no {what} to be relied on. {self.checks}")
+        return LogMarginalLikelihood(*density()[:2])
+
+
+def weighted(
+    posterior: Posterior, made: Draws, log_ratio: Array, what: str, doubts: Sequence[str], cure: str,
+    density: ModelDensity, n_wanted: int, theta: Array | None = None,
+) -> Weighted:  # fmt: skip
+    """Return the posterior that draws have with other weights; warn where they can't be relied on.
+
+    ``theta`` are the draws in the coordinates of ``density``, where these are others.
+    """
+    q, new = posterior.distribution, made.reweighted(log_ratio)
+    change = log_mean(log_ratio, made.log_weights, part=made.part)
+    checks = WeightChecks.of(new, what, tuple(doubts), "", is_of_exact=q.is_checked)
+    if checks.shortfalls:
+        can_be_had = made.effective_size > _NEARLY * n_wanted
+        needed = int(rounded_up(1.2 * FEWEST / max(checks.effective_size, 1.0) * n_wanted))
+        if checks.weights_help and can_be_had and needed <= _MOST_WEIGHTED:
+            cure = f"Take more draws, draws={needed:_}; or {cure[0].lower()}{cure[1:]}"
+        checks = replace(checks, cure=cure)
+    if not checks.is_reliable:
+        warnings.warn(str(checks), UserWarning, skip_file_prefixes=OURS)
+    before = q.q if isinstance(q.q, PoolState) else None
+    mass = change if checks.weights_help and before is not None else Estimate(math.nan, math.nan)
+    rest, plan = WeightedDraws(checks, mass, before), q.plan(posterior.density)
+    is_as_before = theta is None and plan.transform is None
+    whole = new if theta is None else new._replace(theta=theta)
+    whole = whole.reweighted(np.where(np.isfinite(whole.theta).all(axis=1), 0.0, -np.inf))
+    gaussian, others = (plan.gaussian, getattr(q.q, "others", ())) if is_as_before else (None, ())
+    return Weighted(density, _state(rest, whole, gaussian, others), log_ratio, change)
+
+
+def _state(rest: WeightedDraws, draws: Draws, gaussian: Any = None, others: tuple[Any, ...] = ()) -> PoolState:
+    """Return weighted draws as a posterior; reports begin from a Gaussian, by default that of their moments."""
+    pool = rest.pool_of(draws)
+    weights = pool.weights()[0]
+    mean = weights @ pool.g
+    if gaussian is None:
+        gaussian = DiagonalState.from_scale(mean, np.sqrt(weights @ (pool.g - mean) ** 2))
+    return rest.with_pool(pool, gaussian, others)
+
+
+def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: str = "corrected()") -> Weighted:
+    """Return draws of q with their importance weights; raise ValueError where these can't correct it."""
+    posterior.check_correctable(what)
+    posterior.check_weights()
+    posterior.check_weighable(draws, "Importance weights take")
+    if (most := MOST_NUMBERS // posterior.layout.n_dim) < draws:
+        raise ValueError(f"{draws:,} draws of {posterior.layout.n_dim:,} coordinates are too much: take {most:,}.")
+    theta = posterior.draw(draws, rng)
+    log_ratio = posterior.density.logp(theta) - posterior.log_q(theta)
+    finite = np.isfinite(log_ratio)
+    if np.any(log_ratio == np.inf) or not finite.any():
+        where = "infinite at some" if finite.any() else "finite at none"
+        raise ValueError(f"log p is {where} of {draws:,} draws of q: weights p/q can't correct it.")
+    check_help(weigh(log_ratio)[1])
+    new = Draws.of_equal_weight(theta).reweighted(log_ratio)
+    checks = WeightChecks.of(new, f"Draws of {posterior.kind}, with importance weights.", (), "", is_of_exact=False)
+    mass = log_mean(log_ratio, np.zeros(draws))
+    return Weighted(posterior.density, _state(WeightedDraws(checks, mass), new), log_ratio, mass)
+
+
+def check_help(found: Weights) -> None:
+    """Raise ValueError where k-hat says that weights can't help."""
+    if found.verdict().helps or found.effective > _NOTHING_TO_CORRECT * found.n_draws:
+        return
+    cure, limit = _RICHER, khat_limit(found.n_draws)
+    if found.khat < khat_limit(_MOST_DRAWS):
+        needed = rounded_up(max(10.0 ** (1.0 / (1.0 - found.khat)), N_SHOWN))
+        cure = f"Take {needed:,.0f} draws or more, if it stays so; or f{_RICHER[1:]}"
+    raise ValueError(
+        f"Pareto k-hat is {found.khat:.2f}, and {found.n_draws:,} draws of q allow for {limit:.2f} at most: importance "
+        f"weights can't correct what q misses. {cure}"
+    )
+
+
+def joint_draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Draws, tuple[str, ...]]:
+    """Return draws with their weights, and what stands against relying on them, in clauses.
+
+    An exact, nested or moved posterior has weights. Draws of another q get their importance weights where these help;
+    where they can't, the draws are those of q.
+    """
+    q, density, record = posterior.distribution, posterior.density, posterior.record
+    made = q.joint(n, rng)
+    if q.kept_log_weights() is not None:
+        log_weights = made.log_weights
+        log_weights = np.where(log_weights > log_weights.max() - _NO_DIGITS, log_weights, -np.inf)
+        return made._replace(log_weights=log_weights), () if record is None else record.doubts
+    if density.why_in_part:
+        return made, (
+            f"the draws are those of {posterior.kind}, which is not compared with log p: {density.why_in_part}",
+        )
+    log_weights, found = weigh(q.log_weights(made.theta, density))
+    if found.verdict().helps:
+        return made._replace(log_weights=log_weights), ()
+    return made, (
+        f"the draws are those of {posterior.kind} as it is: Pareto k-hat {found.khat_text()} says that importance "
+        "weights can't correct it",
+    )
+
+
+# --- other priors ---
+
+
+def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng: np.random.Generator) -> Weighted:
+    """Return the posterior under other priors; see `NGVIApproximation.with_prior`."""
+    posterior.check_weighable(draws)
+    new, old, theta = NewPriors.of(posterior.model, posterior.layout, priors), posterior.density, None
+    with posterior.with_data_of_fit():
+        made, doubts = joint_draws(posterior, draws, rng)
+        log_ratio = new.log_ratio(made.theta)
+        if not np.isfinite(made.reweighted(log_ratio).log_weights).any():
+            raise ValueError(
+                f"The new prior of {' or '.join(new.names)} is 0 at all draws of the posterior: fit again."
+            )
+        before, weights = (softmax(weigh(of.log_weights)[0]) for of in (made, made.reweighted(log_ratio)))
+        doubts = (*new.missed(made.theta, before, weights, seed_of(rng)), *doubts)
+        if old.is_sharded or old.is_streamed:
+            where = "shards that are built with" if old.is_sharded else "the stream with a model that has"
+            density: Any = ElsewhereDensity(old, "its priors are others than those of the models of its data")
+            cure = f"Fit {where} these priors."
+        else:
+            density = LogDensity(new.changed_model, backend=old.backend, checks_derivatives=False)
+            cure = 'Fit the model with these priors: pm.fit(method="ngvi", model=found.model).'
+            theta = _in_coordinates_of(density, posterior, new, made.theta)
+    what = f"Posterior with other priors of {', '.join(f'`{name}`' for name in new.names)}."
+    made_of = weighted(posterior, made, log_ratio, what, doubts, cure, density, draws, theta)
+    return made_of._replace(improper=new.improper)
+
+
+def _in_coordinates_of(density: ModelDensity, posterior: Posterior, new: NewPriors, theta: Array) -> Array | None:
+    """Return draws in the coordinates of a model with other priors; None where these are the same."""
+    before, after = posterior.model, density.model
+    differ = [
+        name
+        for name in new.names
+        if type(before.rvs_to_transforms[before[name]]) is not type(after.rvs_to_transforms[after[name]])
+    ]
+    if not differ:
+        return None
+    values = Constrainer.of(posterior.density, deterministics=False)(theta)
+    return unconstrained(density, differ, values, theta)
+
 
 # --- new rows of a model, checked, and their log densities at draws of the posterior ---
 
@@ -667,24 +868,13 @@ class _AllRows:
         for name, array in arrays.items():
             dims = tuple(model.named_vars_to_dims.get(name) or (None,) * array.ndim)
             before = model[name].get_value(borrow=True)
-            joined = self.joined(dims, before[None], self._relabelled(name, array)[None])[0]
+            of_new = self._new.relabelled(name, self._labels) if name in self._new.arrays else array
+            joined = self.joined(dims, before[None], of_new[None])[0]
             model.set_data(name, joined, {d: self._labels[d] for d in dims if d in self._labels})
         for dim, labels in self._labels.items():
             if len(model.coords[dim]) != len(labels):
                 model.set_dim(dim, len(labels), labels)
         return model
-
-    def _relabelled(self, name: str, array: AnyArray) -> AnyArray:
-        """Return new data, those that are positions among labels as positions among all of these."""
-        if array.dtype.kind not in "iu" or name not in self._new.arrays:
-            return array
-        for dim in sorted(indexed_axes(self._new.model, name)[0] & self._new.labels.keys()):
-            return self._places(dim)[array].astype(array.dtype)
-        return array
-
-    def _places(self, dim: str) -> NDArray[np.intp]:
-        place = {label: i for i, label in enumerate(self._labels[dim])}
-        return np.array([place[label] for label in self._new.labels[dim]], dtype=np.intp)
 
     def joined(self, dims: Sequence[str | None], old: AnyArray, new: AnyArray) -> AnyArray:
         """Return arrays, (n_draws, *shape), with the elements of the fit and new ones, which count where both are."""
@@ -693,7 +883,7 @@ class _AllRows:
             is_of_rows = dim in self._dims or (dim not in self._labels and axis == 0 and before in self._lengths)
             if dim in self._new.labels and not is_of_rows:
                 lengths.append(len(self._labels[dim]))
-                places.append(self._places(dim))
+                places.append(places_among(self._new.labels[dim], self._labels[dim]))
                 continue
             start = before if is_of_rows and self._has_rows else 0
             lengths.append(max(start + now, before if self._has_rows else 0))

@@ -1,10 +1,10 @@
 """How draws of q drift as they are moved towards the posterior: moments, the joint density, functionals."""
 
+import functools
 import math
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from itertools import chain, combinations, islice
 from typing import NamedTuple
 
@@ -444,7 +444,7 @@ def weighted_shift_of(values: Array, log_ratio: Array, functionals: Functionals 
     return Drift(compared(normal_scores(values), np.full(n, 1.0 / n), weights, np.arange(n)), n, functionals)
 
 
-# --- symmetries that log p may have: exchanged labels and changed signs ---
+# --- symmetries that log p may have ---
 
 # Symmetries that log p may have: exchanged labels and changed signs, proposed from the shapes of variables alone.
 # All are linear maps of the unconstrained space that keep volumes, so that they leave the posterior as it is just where
@@ -476,27 +476,14 @@ class _Item(NamedTuple):
     places: NDArray[np.intp]
 
 
-@dataclass(frozen=True, eq=False)
-class Symmetry:
-    """Places exchanged, and signs changed, in draws.
+def _mapped(theta: Array, order: NDArray[np.intp], sign: NDArray[np.int8], sums: tuple[NDArray[np.intp], ...]) -> Array:
+    """Return the images of draws, (n_draws, n_dim): places in another order, some with the opposite sign.
 
     A simplex is made of centred logarithms, of which the last is implied by the others: places behind the flat vector
     are such sums, with the opposite sign.
     """
-
-    exchanged: tuple[tuple[NDArray[np.intp], NDArray[np.intp]], ...]
-    mirrored: tuple[NDArray[np.intp], ...]
-    #: What is summed for the places that are implied, (n_summed, n_places) each.
-    sums: tuple[NDArray[np.intp], ...]
-
-    def __call__(self, theta: Array) -> Array:
-        """Return the images of draws, (n_draws, n_dim)."""
-        result = np.concatenate([theta, *(-theta[:, at].sum(axis=1) for at in self.sums)], axis=1)
-        for one, other in self.exchanged:
-            result[:, one], result[:, other] = result[:, other].copy(), result[:, one].copy()
-        for at in self.mirrored:
-            result[:, at] *= -1.0
-        return result[:, : theta.shape[1]]
+    whole = np.concatenate([theta, *(-theta[:, at].sum(axis=1) for at in sums)], axis=1)
+    return np.asarray((whole[:, order] * sign)[:, : theta.shape[1]])
 
 
 @dataclass(frozen=True)
@@ -509,20 +496,26 @@ class SymmetryFamily:
     #: Axes, pairs or variables that are part of it.
     where: frozenset[object]
     #: Exchanges of neighbours, in the order of the labels; signs label by label.
-    members: tuple[Symmetry, ...]
+    members: tuple[Callable[[Array], Array], ...]
 
 
 def families_of(layout: Layout) -> list[SymmetryFamily]:
     """Return all symmetries to try, those of few variables first."""
     axes, sums = _axes_by_length(layout)
-    flat = np.arange(layout.n_dim)
+    flat, n = np.arange(layout.n_dim), layout.n_dim + sum(of.shape[1] for of in sums)
 
     def family(kind: str, some: Sequence[_Item], mirrored: Sequence[Variable] = ()) -> SymmetryFamily:
         labels, members = range(min(len(some[0].places), _MOST_LABELS)), []
         for i in labels if kind == "sign" else labels[:-1]:
-            exchanged = tuple((item.places[i], item.places[i + 1]) for item in some if kind == "labels")
-            signs = tuple(item.places[i] for item in some if kind == "sign")
-            members.append(Symmetry(exchanged, (*signs, *(flat[v.where] for v in mirrored)), sums))
+            order, sign = np.arange(n), np.ones(n, dtype=np.int8)
+            for item in some:
+                if kind == "labels":
+                    order[item.places[[i, i + 1]]] = order[item.places[[i + 1, i]]]
+                else:
+                    sign[item.places[i]] *= -1
+            for v in mirrored:
+                sign[v.where] *= -1
+            members.append(functools.partial(_mapped, order=order, sign=sign, sums=sums))
         names = dict.fromkeys(v.name for v in (*(v for item in some for v in item.variables), *mirrored))
         where = frozenset([*((item.variables, item.axis) for item in some), *mirrored])
         return SymmetryFamily(kind, tuple(names), where, tuple(members))
@@ -633,15 +626,13 @@ def equal_modes(
     return tuple(_counted(kept, layout.n_dim)), comparison.n_log_p
 
 
-class _Image(Enum):
-    """Where a candidate maps q: into itself, elsewhere, or elsewhere and it is a symmetry of log p."""
-
-    SAME, OTHER, MISSED = auto(), auto(), auto()
+#: Whether a candidate that maps q elsewhere is a symmetry of log p; None where it maps q into itself.
+type _Image = bool | None
 
 
 def _is_new(family: SymmetryFamily, known: list[tuple[SymmetryFamily, list[_Image]]]) -> bool:
     """Tell whether exchanged labels add to those found: otherwise those of fewer variables are a part of them."""
-    missed = [other for other, images in known if other.kind == "labels" and _Image.MISSED in images]
+    missed = [other for other, images in known if other.kind == "labels" and True in images]
     return family.kind == "sign" or not any(family.where & other.where for other in missed)
 
 
@@ -661,7 +652,7 @@ class _Comparison:
         self.n_log_p += len(theta)
         return self.density.logp(theta) if len(theta) else np.empty(0)
 
-    def hold_at_one(self, members: list[Symmetry]) -> list[bool]:
+    def hold_at_one(self, members: list[Callable[[Array], Array]]) -> list[bool]:
         """Tell which candidates leave log p as it is at the first draw; False of those beyond the number."""
         result: list[bool] = []
         affordable, size = members[: self.left], max(1, STREAMED // max(self.theta.shape[1], 1))
@@ -670,7 +661,7 @@ class _Comparison:
             result += _equal(logp, self.logp[0]).tolist()
         return result + [False] * (len(members) - len(result))
 
-    def image(self, member: Symmetry) -> _Image:
+    def image(self, member: Callable[[Array], Array]) -> _Image:
         """Tell where a candidate maps most of q, and whether it is a symmetry if that is elsewhere."""
         theta = member(self.theta)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -678,9 +669,9 @@ class _Comparison:
         # Draws that cover all images have a mean that stays where it is.
         moves = np.abs(member(self._mean)[0] - self._mean[0]) > _MOVES * self._sd
         if outside.mean() <= MOSTLY or not moves.any():
-            return _Image.SAME
+            return None
         holds = len(theta) <= self.left and _equal(self._log_p(theta), self.logp).all()
-        return _Image.MISSED if holds else _Image.OTHER
+        return bool(holds)
 
 
 def _equal(one: Array, other: Array | float) -> NDArray[np.bool_]:
@@ -699,9 +690,9 @@ def _counted(kept: list[tuple[SymmetryFamily, list[_Image]]], n_dim: int) -> lis
 
     for family, images in kept:
         if family.kind == "sign":
-            add(family, images, _Image.SAME)
+            add(family, images, None)
     for family, images in kept:
-        number = _orders(images) if family.kind == "labels" else 2 ** add(family, images, _Image.MISSED)
+        number = _orders(images) if family.kind == "labels" else 2 ** add(family, images, True)
         if number > 1:
             by_label = family.kind == "sign" and len(family.members) > 1
             result.append(EqualModes(family.kind, family.names, number, by_label))
@@ -719,5 +710,5 @@ def _add_signs(basis: set[int], negative: NDArray[np.bool_]) -> None:
 
 def _orders(images: list[_Image]) -> int:
     """Return in how many orders labels can be put of which some neighbours can be exchanged."""
-    runs = "".join("x" if image is _Image.MISSED else " " for image in images).split()
+    runs = "".join("x" if image else " " for image in images).split()
     return math.prod(math.factorial(len(run) + 1) for run in runs)
