@@ -55,13 +55,6 @@ class SecondOrder(CoordinateHessian):
             self._widest,
         )
 
-    def again(self, start: Array) -> "SecondOrder":
-        """Return what a new object would be for the data as they are now, without the work that is done already."""
-        other = SecondOrder.__new__(SecondOrder)
-        other.__dict__.update(self.__dict__)
-        other.sparse = self.sparse.again(start, other.products_of_draws, other.error)
-        return other
-
     @property
     def _jets(self) -> Jets | None:
         return jets_of(self._graphs, self._functions)

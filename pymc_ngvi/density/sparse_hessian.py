@@ -58,17 +58,6 @@ class SparseHessian:
         """Return what to pickle: the compiled part is made again when it is needed."""
         return {**self.__dict__, "_search": None}
 
-    def again(self, start: Array, products: Products, error: Callable[[], Exception | None]) -> "SparseHessian":
-        """Return what a new object would find for the data as they are now, without the work that is done already."""
-        other = SparseHessian.__new__(SparseHessian)
-        other.__dict__.update(self.__dict__)  # a copy would be without the search, as a pickle is
-        other._start, other._products, other._error = start, products, error
-        other._rng = np.random.default_rng(0)
-        other._n_calls = other.n_widened = 0
-        other._forget_old_data()
-        other._found = None
-        return other
-
     @property
     def coloured(self) -> ColouredHessian | None:
         """The evaluation by coloured products; None where the Hessian counts as dense."""

@@ -31,8 +31,8 @@ from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import Pairs, normalised_weights
 from pymc_ngvi.marginal.sampling import evenly_picked
 
-#: Corrections of centres before a value counts as lost, and from which on the nodes are as many as can be had.
-_MOST_CORRECTIONS, _WIDEST_FROM = 8, 3
+#: Corrections of centres before a value counts as lost.
+_MOST_CORRECTIONS = 8
 #: Change of log m, an sd over the globals in nats, that the next rule may bring; while globals are sampled.
 TOLERANCE, ROUGH = 0.03, 0.12
 #: What may be left of what more nodes add, an sd in nats: noise, of which weights lose 1 %.
@@ -144,15 +144,16 @@ class TreeIntegral:
         self, part: SomeBlocks, g: Array, about: Centres, size: int
     ) -> tuple[Integral, Centres, Array, NDArray[np.bool_]]:
         """Return the integrals of some blocks, their centres, skewness, and which of them are lost."""
-        n_values = size * len(self.rule.nodes)
+        rules = references(self.forest.n_levels)
+        rule = max(self.rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)
+        wider_size = max(1, size * len(self.rule.nodes) // len(rule.nodes))
         one, found, pending = _about(part, self.rule, g, about, size)
         of_blocks, skew = one.of_blocks, one.shape.skew
-        for turn in range(_MOST_CORRECTIONS - 1):
+        for _ in range(_MOST_CORRECTIONS - 1):
             left = np.flatnonzero(pending.any(axis=1))
             if not len(left):
                 break
-            rule = self._wider(turn)
-            again, better, still = _about(part, rule, g[left], found[left], max(1, n_values // len(rule.nodes)))
+            again, better, still = _about(part, rule, g[left], found[left], wider_size)
             blocks = pending[left]
             of_blocks[left] = np.where(blocks, again.of_blocks, of_blocks[left])
             places = blocks[:, part.forest.block]
@@ -160,11 +161,6 @@ class TreeIntegral:
             found = found.replaced(left, better, places)
             pending[left] = blocks & still
         return one._replace(of_blocks=of_blocks), found, skew, pending
-
-    def _wider(self, turn: int) -> PathRule:
-        rules = references(self.forest.n_levels)
-        wide = rules[len(rules) // 4 if turn < _WIDEST_FROM else min(4, len(rules) - 1)]
-        return max(self.rule, wide, key=lambda rule: rule.n_nodes)
 
     # --- where nodes are put at first ---
 

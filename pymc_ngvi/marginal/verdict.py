@@ -6,15 +6,12 @@ from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, PoolVerdict, few_draws, heavy_tail
-from pymc_ngvi.marginal.sampler import GOOD, MOST_MOVED
+from pymc_ngvi.marginal.sampler import GOOD, MOST_MOVED, size_asked
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
 
 #: Relative error of a standard deviation from which on it is said, and at most.
 SAID_ERROR, MOST_ERROR = 0.05, 0.15
-#: Effective sizes from which on draws of the outside are exact up to simulation error: of few coordinates, which are
-#: quasi-random, and of more.
-EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 75.0, 2: 140.0, 3: 300.0}, 400.0
 #: Change of log m, an sd over the globals in nats, that more nodes may bring: a mean moves by as many sds at most.
 MOST_RULE_ERROR = 0.05
 #: Effective size from which on tails of more draws need not be larger.
@@ -88,7 +85,7 @@ class Checks(PoolVerdict):
         size, sd_error, lost = self.effective_size, 100 * self.sd_error, 100 * self.lost
         khat = f"{self.khat:.2f} +- {khat_error(self.khat, self.n_draws):.2f}"
         is_light = has_light_tail(self.khat, self.n_draws)
-        least_size = EXACT_SIZE_OF_FEW.get(self.n_globals, EXACT_SIZE)
+        least_size = size_asked(self.n_globals)
         return [
             Condition("k-hat", self.khat, MOST_KHAT,
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),

@@ -6,9 +6,8 @@ import numpy as np
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, few_draws
-from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, MOST_VARIANCE, N_DRAWS
+from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, MOST_VARIANCE, N_DRAWS, size_asked
 from pymc_ngvi.marginal.sampling import MOST_KHAT, has_light_tail
-from pymc_ngvi.marginal.verdict import EXACT_SIZE, EXACT_SIZE_OF_FEW
 
 #: Effective size of pairs from which on a posterior is exact up to simulation error.
 _EXACT_PAIRS = 1_000.0
@@ -69,7 +68,7 @@ class NestedChecks(PoolVerdict):
         joint = Condition("variance", self.variance, MOST_VARIANCE,
             "given the hyperparameters, log weights of the latent variables have a variance of "
             f"{self.variance:.2g}, above {MOST_VARIANCE:g}", Against.EXACT)  # fmt: skip
-        wanted = EXACT_SIZE_OF_FEW.get(self.n_globals, EXACT_SIZE)
+        wanted = size_asked(self.n_globals)
         found = [
             self._of_tail(_HEAVIEST),
             *few_draws("effective size", self.effective_size, wanted, "the effective size of the hyperparameters"),

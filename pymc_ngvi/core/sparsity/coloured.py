@@ -109,20 +109,19 @@ def _graph(rows: Indices, cols: Indices, n_dim: int) -> sparse.csr_array:
 
 
 def _colour_rest(graph: sparse.csr_array) -> Indices:
-    """Return the best colouring found; the ways are tried from the cheapest on."""
+    """Return the best colouring found: by components, and greedy star colourings in as many orders as there is time."""
     n_dim = graph.shape[0]
     if not graph.nnz:
         return np.zeros(n_dim, dtype=np.intp)
-    best = _by_component(graph)
+    best, degrees, work = _by_component(graph), np.diff(graph.indptr), max(graph.nnz // 2, n_dim)
     last = int(np.argmax(best))
-    enough = max(3, int(best[last]) + 1 if np.diff(graph.indptr)[last] == best[last] else 0)
-    for way in (_by_band, _greedily):
-        if best.max() < enough:
-            break
-        colours = way(graph)
-        if colours is not None and colours.max() < best.max():
-            best = colours
-    return best
+    if best[last] <= 2 or degrees[last] == best[last] or work > _GREEDY_EDGES:  # a clique needs as many
+        return best
+    rcm = csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True)
+    orders = [rcm, np.argsort(-degrees, kind="stable"), np.arange(n_dim)][: max(_ALL_GREEDY_EDGES // work, 1)]
+    flat = graph.indices.tolist()
+    neighbours = [flat[a:b] for a, b in itertools.pairwise(graph.indptr.tolist())]
+    return min([best, *(_star_colouring(neighbours, order.tolist()) for order in orders)], key=lambda c: int(c.max()))
 
 
 def _by_component(graph: sparse.csr_array) -> Indices:
@@ -133,34 +132,6 @@ def _by_component(graph: sparse.csr_array) -> Indices:
     colours = np.empty(len(labels), dtype=np.intp)
     colours[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return colours
-
-
-def _by_band(graph: sparse.csr_array) -> Indices:
-    """Colour vertices in turn, in an order that makes the matrix a narrow band: 2 b + 1 colours for b diagonals."""
-    order = csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True)
-    position = np.empty(len(order), dtype=np.intp)
-    position[order] = np.arange(len(order))
-    edges = graph.tocoo()
-    return position % (2 * int(np.abs(position[edges.row] - position[edges.col]).max()) + 1)
-
-
-def _greedily(graph: sparse.csr_array) -> Indices | None:
-    """Return the best of greedy star colourings in several orders, as many as there is time for."""
-    n_dim = graph.shape[0]
-    work = max(graph.nnz // 2, n_dim)
-    if work > _GREEDY_EDGES:
-        return None
-    rng = np.random.default_rng(0)
-    orders = [
-        csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True),
-        np.argsort(-np.diff(graph.indptr), kind="stable"),
-        np.arange(n_dim),
-        *(rng.permutation(n_dim) for _ in range(4)),
-    ]
-    flat = graph.indices.tolist()
-    neighbours = [flat[a:b] for a, b in itertools.pairwise(graph.indptr.tolist())]
-    found = [_star_colouring(neighbours, order.tolist()) for order in orders[: max(_ALL_GREEDY_EDGES // work, 1)]]
-    return min(found, key=lambda colours: int(colours.max()))
 
 
 def _star_colouring(neighbours: list[list[int]], order: list[int]) -> Indices:
