@@ -50,9 +50,8 @@ class SecondOrder(CoordinateHessian):
             graphs.theta,
             start,
             graphs.minibatches.rows,
-            self.products_of_draws,
+            self.products_along,
             self.error,
-            self._widest,
         )
 
     @property
@@ -97,8 +96,8 @@ class SecondOrder(CoordinateHessian):
         n_draws, together = self._batch(n_directions)
         # A call takes many draws where it would take longer than the work for one.
         takes_draws = (
-            self.sparse.coloured is not None
-            or self.sparse.looked
+            self.sparse.looked  # or this asks for what is being looked for
+            or self.sparse.coloured is not None
             or self._jets is not None
             or self._batch(self.n_dim)[0] >= _LEAST_BATCH
         )

@@ -15,7 +15,7 @@ from pytensor.graph import Variable
 from pymc_ngvi.core.pattern import DENSE, SMALLEST, Pattern
 from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sizes import MOST_NUMBERS
-from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, batch, significant, slices
+from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, significant, slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.flat import Functions
 from pymc_ngvi.reading.found import DataSeen
@@ -38,11 +38,9 @@ class SparseHessian:
         varying: list[Variable],
         products: Products,
         error: Callable[[], Exception | None],
-        widest: int,
     ) -> None:
         self._logp, self._theta, self._start, self._varying = logp, theta, start, varying
         self._products, self._error = products, error
-        self._widest = widest
         self._data: DataSeen | None = None  # that the pattern was found with
         self._search: PatternSearch | None = None
         self._structure: HessianPattern | None = None
@@ -107,19 +105,13 @@ class SparseHessian:
         if not look or self._error() is not None:
             return coloured
         self.looked = True
-        return self._coloured(numerical_pattern(self._dense, self._start))
-
-    def _dense(self, point: Array) -> Array:
-        n_dim = len(point)
-        n_directions = batch(self._widest, n_dim)[1]
-        parts = [self._products(point[None], np.eye(n_dim)[part])[0] for part in slices(n_dim, n_directions)]
-        return np.concatenate(parts)
+        return self._coloured(numerical_pattern(lambda point: self._products(point[None], np.eye(n_dim)), self._start))
 
     def _coloured(self, pattern: Pattern | None) -> ColouredHessian | None:
         colouring = self._colour(pattern)
         if pattern is None or colouring is None or self._error() is not None:
             return None
-        return ColouredHessian(pattern, colouring, self._products, self._widest)
+        return ColouredHessian(pattern, colouring, self._products)
 
     def _colour(self, pattern: Pattern | None) -> Colouring | None:
         """Colour a pattern, if that was not done last time."""
@@ -215,9 +207,11 @@ class CoordinateHessian:
         found = self._by_colours(theta, len(directions))
         if found is not None:
             return found[0].times(found[1], directions)
-        coloured = self.sparse.coloured
-        if coloured is not None:  # the function is there, or will be needed
-            return coloured.mean_products(theta, directions)
+        return self.products_along(theta, directions)
+
+    @np.errstate(all="ignore")
+    def products_along(self, theta: Array, directions: Array) -> Array:
+        """Return the same evaluated along each direction: no pattern is used."""
         total = np.zeros(directions.shape)
         for products in self._calls(theta, directions, self._draws_in_call(len(directions))):
             total += products.sum(axis=0)

@@ -1,7 +1,7 @@
 """The exact step after a Gaussian fit: whether a model allows it, what it would cost, and the posterior it gives."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -220,21 +220,16 @@ def integrated(
         wanted=wanted, most=most, n_draws=1, is_cheap=each < CHEAP, cov=cov, is_at_mode=is_at_mode, others=others,
         look=look,
     )  # fmt: skip
-    draws, fine, elsewhere = sampler.run(), None, 0.0
+    draws, elsewhere = sampler.run(), 0.0
     if p > MOST_SURE and sampler.has_learned:
         draws = sampler.afresh(draws)
-    while isinstance(inside, TreeInside):
-        coarse = draws.pairs
-        assert isinstance(coarse, TreePairs)
-        if (fine := inside.refined(coarse, draws.weights)) is not None:
-            draws = replace(draws, parts=[fine], has_fit=np.ones(len(fine.g), dtype=bool))
-            break
+    while quadrature is not None and not quadrature.settles(cast(TreePairs, draws.pairs), draws.weights):
         draws = sampler.again()
     order = by_neighbours(draws.g / draws.g.std(axis=0))
     g = divided.inverse(draws.g[order])
     log_slope = divided.log_slope(g)
     pool = pool_of(g, draws.log_marginal[order] + log_slope, draws.log_density[order] + log_slope)
-    pairs = None if fine is None else fine[order]
+    pairs = None if quadrature is None else cast(TreePairs, draws.pairs[order])
     if quadrature is not None and pairs is not None:
         quadrature.begin_from(pairs)
         elsewhere = quadrature.elsewhere(pairs, pool.weights()[0])

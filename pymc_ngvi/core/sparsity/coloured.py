@@ -170,7 +170,7 @@ def _star_colouring(neighbours: list[list[int]], order: list[int]) -> Indices:
     return np.array([bit.bit_length() - 1 for bit in bits], dtype=np.intp)
 
 
-#: Multiplies the Hessians at (n_draws, n_dim) with (n_directions, n_dim): (n_draws, n_directions, n_dim).
+#: Multiplies the mean of the Hessians at (n_draws, n_dim) with (n_directions, n_dim), along these alone.
 Products = Callable[[Array, Array], Array]
 
 #: Elements of a temporary: past the first, temporaries leave the cache; past the second, several fill the memory.
@@ -184,9 +184,8 @@ _ROUNDING = 1e-12
 class ColouredHessian:
     """The mean Hessian at the entries of a pattern."""
 
-    def __init__(self, pattern: Pattern, colouring: Colouring, products: Products, widest: int) -> None:
-        self.pattern, self.colouring = pattern, colouring
-        self._products, self._widest = products, widest
+    def __init__(self, pattern: Pattern, colouring: Colouring, products: Products) -> None:
+        self.pattern, self.colouring, self._products = pattern, colouring, products
 
     @property
     def n_colours(self) -> int:
@@ -195,18 +194,7 @@ class ColouredHessian:
 
     def mean_values(self, theta: Array) -> Array:
         """Return the mean over draws at the entries of the pattern, (n_entries,)."""
-        return self.colouring.recover(self.mean_products(theta, self.colouring.directions()))
-
-    def mean_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean over draws of the Hessian times each direction, evaluated along it: no pattern is used."""
-        n_draws, n_directions = batch(self._widest, len(directions))
-        total = np.zeros((len(directions), theta.shape[1]))
-        for rows in slices(len(theta), n_draws):
-            for part in slices(len(directions), n_directions):
-                products = self._products(theta[rows], directions[part])
-                with np.errstate(all="ignore"):
-                    total[part] += products.sum(axis=0)
-        return total / len(theta)
+        return self.colouring.recover(self._products(theta, self.colouring.directions()))
 
     @functools.cached_property
     def _entries(self) -> sparse.csr_array:
@@ -233,7 +221,7 @@ class ColouredHessian:
         vector = rng.standard_normal((1, len(point)))
         values = self.mean_values(point[None])
         with np.errstate(all="ignore"):
-            expected = self.mean_products(point[None], vector)[0]
+            expected = self._products(point[None], vector)[0]
             error = np.abs(self.times(values, vector)[0] - expected)
             scale = np.maximum(self.times(np.abs(values), np.abs(vector))[0], np.abs(expected))
         if not np.all(np.isfinite(scale)):
@@ -249,7 +237,7 @@ class ColouredHessian:
         for part in slices(len(rows), max(_MOST_ELEMENTS // len(point), 1)):
             axes = np.zeros((part.stop - part.start, len(point)))
             axes[np.arange(len(axes)), rows[part]] = 1.0
-            inside = sparse.coo_array(significant(self.mean_products(point[None], axes)))
+            inside = sparse.coo_array(significant(self._products(point[None], axes)))
             shape = (len(point), len(point))
             wider = wider + sparse.coo_array((inside.data.astype(np.int8), (rows[part][inside.row], inside.col)), shape)
         return Pattern.of(wider)
