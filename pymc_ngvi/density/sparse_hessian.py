@@ -108,17 +108,16 @@ class SparseHessian:
         return self._coloured(numerical_pattern(lambda point: self._products(point[None], np.eye(n_dim)), self._start))
 
     def _coloured(self, pattern: Pattern | None) -> ColouredHessian | None:
-        colouring = self._colour(pattern)
-        if pattern is None or colouring is None or self._error() is not None:
+        """Return what evaluates a pattern; None where the matrix counts as dense: where half of the work is left."""
+        if pattern is None or pattern.is_full:
             return None
-        return ColouredHessian(pattern, colouring, self._products)
-
-    def _colour(self, pattern: Pattern | None) -> Colouring | None:
-        """Colour a pattern, if that was not done last time."""
-        last = self._last[0]
-        if pattern is None or last is None or not (pattern is last or pattern.equals(last)):
-            self._last = (pattern, colour(pattern))
-        return self._last[1]
+        last, colouring = self._last
+        if last is None or not (pattern is last or pattern.equals(last)):
+            colouring = Colouring.of(pattern)
+            self._last = pattern, colouring
+        assert colouring is not None
+        few = 2 * colouring.n_colours <= pattern.n_dim and colouring.n_colours * pattern.n_dim <= MOST_NUMBERS
+        return ColouredHessian(pattern, colouring, self._products) if few and self._error() is None else None
 
     def mean_values(self, theta: Array) -> Array:
         """Return the mean over draws at the entries of the pattern, (n_entries,)."""
@@ -153,15 +152,6 @@ class SparseHessian:
         self._n_calls = 0  # check the next one
         self._found = (self._coloured(pattern),)
         return True
-
-
-def colour(pattern: Pattern | None) -> Colouring | None:
-    """Return a colouring; None where the matrix counts as dense: where it would not save half of the products."""
-    if pattern is None or pattern.is_full:
-        return None
-    colouring = Colouring.of(pattern)
-    few = 2 * colouring.n_colours <= pattern.n_dim and colouring.n_colours * pattern.n_dim <= MOST_NUMBERS
-    return colouring if few else None
 
 
 def numerical_pattern(hessian: Callable[[Array], Array], start: Array) -> Pattern | None:

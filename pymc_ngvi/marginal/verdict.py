@@ -53,11 +53,7 @@ class Checks(PoolVerdict):
         it is by less than 0.05 standard deviations, or 5 %.
     beyond : float
         Part of a variance of the globals that is farther out than all draws.
-    n_modes : int
-        Modes that it began from.
-    n_fits, lacking
-        0: there are no fits given globals, whose ELBOs lack something.
-    found, open, cure, is_tested
+    found, open, cure, is_tested, n_fits, lacking, n_modes
         As of `Verdict`.
     """
 
@@ -75,9 +71,6 @@ class Checks(PoolVerdict):
     tail: float = float("inf")
     missed: float = 0.0
     beyond: float = 0.0
-    n_modes: int = 1
-    n_fits: int = 0
-    lacking: float = 0.0
 
     @property
     def own(self) -> list[Condition]:
@@ -114,11 +107,6 @@ class Checks(PoolVerdict):
             Condition("effects", self.effects, MOST_SHORT,
                 f"a mean or a standard deviation of draws of one group effect is {100 * self.effects:.0f} % off"),
         ]  # fmt: skip
-
-    @property
-    def efficiency(self) -> float:
-        """Part of the draws that is effective."""
-        return self.effective_size / self.n_draws
 
     @property
     def details(self) -> str:

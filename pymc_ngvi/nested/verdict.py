@@ -39,16 +39,12 @@ class NestedChecks(PoolVerdict):
     #: Hyperparameters; latent variables.
     n_globals: int
     n_local: int
-    #: Fits of the latent variables at given hyperparameters.
-    n_fits: int
     #: By how much values from farther out move a mean, in its standard errors; 0 where it is by less than .05 sd.
     moved: float = 0.0
     #: Part of the weight that is where there is no fit.
     lost: float = 0.0
     #: Of log m where pairs are not weighted together, an sd over the hyperparameters in nats; 0 where they are.
     error: float = 0.0
-    #: Nats that the ELBOs lack of log m, in the mean.
-    lacking: float = 0.0
     #: Whether log p is known to be concave in the latent variables, given the hyperparameters.
     is_concave: bool = True
 

@@ -22,7 +22,7 @@ from pymc_ngvi.moves.draws import MOST_HEIGHT, MOST_LIMIT_ERROR, MOST_RHAT, Move
 from pymc_ngvi.nested.verdict import MOST_MOVED, MOST_VARIANCE, NestedChecks
 
 TREES = Checks(0.2, 1_900.0, 2_250, 4, n_local=300, n_nodes=9, rule_error=0.01, effects=0.01)
-NESTED = NestedChecks(0.1, 450.0, 600, 16, 8_000.0, 0.3, 3, 100, 700)
+NESTED = NestedChecks(0.1, 450.0, 600, 16, 8_000.0, 0.3, 3, 100, n_fits=700)
 MOVED = MovedChecks(
     rhat=1.0, trend=0.0, most_trend=4.0, bulk=4e3, tail=4e3, n_quantities=9, n_draws=60, n_chains=128, n_starts=8,
     n_gradients=1, acceptance=0.8, peak=4e3, limit_error=0.03,

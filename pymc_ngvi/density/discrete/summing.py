@@ -223,19 +223,13 @@ def _marginalised(view: pm.Model, names: list[str]) -> pm.Model:
     try:
         return marginalised(view, names)
     except NotSummed as error:
-        reasons = {name: why for name in names if (why := _why_alone(view, name))}
+        reasons = {}
+        for name in names:
+            try:
+                marginalised(view, [name])
+            except NotSummed as own:
+                reasons[name] = str(own)
         raise ValueError(_refusal(reasons or dict.fromkeys(names, str(error)))) from error
-
-
-def _why_alone(view: pm.Model, name: str) -> str:
-    """Return why one variable can't be summed out, even alone; empty where it can."""
-    from pymc_ngvi.density.discrete.states import NotSummed, marginalised
-
-    try:
-        marginalised(view, [name])
-    except NotSummed as error:
-        return str(error)
-    return ""
 
 
 def _share(given: pm.Model, made: pm.Model) -> None:
@@ -275,7 +269,13 @@ class DiscreteDraws:
 
     def __init__(self, summed: SummedOut) -> None:
         self._summed = summed
-        by_state, chains = _given_data(summed)
+        by_state: Graphs = {}, {}
+        chains: dict[str, Graphs] = {}
+        if len(summed.unused) < len(summed.names):
+            from pymc_ngvi.density.discrete.states import given_data
+
+            with without_c():
+                by_state, chains = given_data(summed.model)
         self._by_state = _OverDraws(summed.given, *by_state)
         self._chains = {name: _OverDraws(summed.given, *terms) for name, terms in chains.items()}
         self._rest = _OverDraws(summed.given, *_rest(summed))
@@ -313,16 +313,6 @@ class _OverDraws:
                 self._function = OnDraws(self._model, flat, outputs)
         self._function.reseed(random_seed)
         return dict(zip(self._outputs, self._function(draws), strict=True))
-
-
-def _given_data(summed: SummedOut) -> tuple[Graphs, dict[str, Graphs]]:
-    """Return draws of variables that data depend on, and what draws of chains are made of, by name."""
-    if len(summed.unused) == len(summed.names):
-        return ({}, {}), {}
-    from pymc_ngvi.density.discrete.states import given_data
-
-    with without_c():
-        return given_data(summed.model)
 
 
 def _rest(summed: SummedOut) -> Graphs:
