@@ -296,9 +296,8 @@ class _OverDraws:
     """Functions of named variables, evaluated at many draws of these."""
 
     def __init__(self, model: pm.Model, inputs: dict[str, Variable], outputs: dict[str, Variable]) -> None:
-        self._model, self._inputs, self._outputs = model, inputs, outputs
+        self._model, self._inputs, self._outputs, self._width = model, inputs, outputs, 0
         self._function: OnDraws | None = None
-        self._width = 0
 
     def __call__(self, values: Values, random_seed: int = 0) -> dict[str, AnyArray]:
         """Return the outputs, (n_draws, ...), at values of all inputs."""
