@@ -121,9 +121,18 @@ class Verdict:
         What may help where its own conditions do not hold, a sentence.
     is_tested : bool
         Whether tests of draws were made, or asked for.
+    n_fits : int
+        Fits given globals.
+    lacking : float
+        Nats that their ELBOs lack.
+    n_modes : int
+        Modes that it began from, or that chains do not cross.
     """
 
     found: tuple[Condition, ...] = ()
+    n_fits: int = 0
+    lacking: float = 0.0
+    n_modes: int = 1
     open: str = ""
     cure: str = ""
     is_tested: bool = False
@@ -249,10 +258,7 @@ class PoolVerdict(Verdict):
 
     khat: float
     effective_size: float
-    #: Fits given globals, and nats that their ELBOs lack.
-    n_fits: int
-    lacking: float
-    n_modes: int = 1
+    n_draws: int
 
     @property
     def claims_exact(self) -> bool:
@@ -267,7 +273,7 @@ class PoolVerdict(Verdict):
     @property
     def efficiency(self) -> float:
         """Part of the draws that is effective."""
-        raise NotImplementedError
+        return self.effective_size / self.n_draws
 
 
 #: Of a posterior before any test.

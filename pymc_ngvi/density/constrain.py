@@ -8,97 +8,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pymc.pytensorf import compile as pymc_compile
-from pymc.pytensorf import find_rng_nodes, reseed_rngs
-from pytensor.compile import Function
 from pytensor.graph import Variable, ancestors, graph_replace
 from pytensor.tensor.random.op import RNGConsumerOp
+from scipy import sparse
 
-from pymc_ngvi.core.sizes import AT_ONCE, CACHED
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.discrete.summing import MOST_AT_ONCE
 from pymc_ngvi.density.logdensity import ModelDensity
+from pymc_ngvi.density.over_draws import OnDraws as OnDraws
+from pymc_ngvi.density.over_draws import known_at_draws
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.rewrites import has_op
-from pymc_ngvi.ops import cost
 from pymc_ngvi.rows.linear_map import LinearMap
-
-# --- outputs of a graph at many draws: over a batch of draws at once, or one by one where that can't be ---
-
-
-#: Draws that share the time of calls, in estimates.
-_AT_ONCE = 32
-
-
-class OnDraws:
-    """Evaluates functions of one flat vector at draws of it, by NumPy calls: nothing is compiled to machine code."""
-
-    def __init__(self, model: pm.Model, theta: Variable, outputs: list[Variable], *, one_by_one: bool = False) -> None:
-        self._model, self._theta, self._outputs = model, theta, outputs
-        self._rngs = find_rng_nodes(outputs)
-        self._widest = cost.estimate(outputs).widest
-        self.seconds = cost.evaluation_seconds(outputs, batch=1 if one_by_one else _AT_ONCE)
-        self.one_by_one = one_by_one
-        if not one_by_one:
-            try:
-                self._function = self._compiled(*graph.over_draws(outputs, theta))
-                return
-            except Exception:  # whatever PyTensor raises for an Op that it can't vectorise: draw by draw always works
-                self.one_by_one = True
-        self._function = self._compiled(theta, outputs)
-
-    def _compiled(self, argument: Variable, outputs: list[Variable]) -> Function:
-        with self._model:
-            function: Function = pymc_compile(
-                [argument], outputs, on_unused_input="ignore", trust_input=True, mode=quick_mode()
-            )
-        return function
-
-    def reseed(self, random_seed: int) -> None:
-        """Seed the random numbers that the outputs draw."""
-        reseed_rngs(self._rngs, random_seed)
-
-    def __call__(self, theta: Array) -> list[AnyArray]:
-        """Return the outputs at draws, (n_draws, n_dim), each with an axis of draws in front."""
-        with np.errstate(all="ignore"):  # draws may overflow on the constrained scale
-            if self.one_by_one:
-                return self._stacked(theta)
-            try:
-                size = int(np.clip(CACHED // max(self._widest, 1), 1, MOST_AT_ONCE))
-                results: list[AnyArray] = []
-                start = 0
-                while start < len(theta):
-                    rows = np.ascontiguousarray(theta[start : start + size], dtype=np.float64)
-                    parts = [np.asarray(part) for part in self._function(rows)]
-                    if not results:
-                        results = [np.empty((len(theta), *part.shape[1:]), part.dtype) for part in parts]
-                        # The data may have grown since the graph was made: go by the sizes seen.
-                        widest = max([self._widest, *(part[0].size for part in parts)])
-                        size = int(np.clip(CACHED // widest, 1, size))
-                    for result, part in zip(results, parts, strict=True):
-                        result[start : start + len(rows)] = part
-                    start += len(rows)
-                return results
-            except Exception:
-                # Some vectorised graphs compile and then fail. If the plain graph fails too, its message is clearer.
-                vectorised = self._function
-                with without_c():
-                    self._function, self.one_by_one = self._compiled(self._theta, self._outputs), True
-                try:
-                    return self._stacked(theta)
-                except Exception:
-                    self._function, self.one_by_one = vectorised, False  # the data may be put right again
-                    raise
-
-    def _stacked(self, theta: Array) -> list[AnyArray]:
-        """Evaluate draw by draw and stack the results."""
-        draws = [[np.asarray(out) for out in self._function(np.ascontiguousarray(row))] for row in theta]
-        return [np.stack(column) for column in zip(*draws, strict=True)]
 
 
 class FunctionsAtDraws(ABC):
@@ -146,19 +71,14 @@ def unconstrained(
     model, layout = density.model, density.layout
     known = {rv: np.asarray(values[rv.name], dtype=np.float64) for rv in model.free_RVs if rv.name in values}
     n = len(next(iter(known.values())))
-    ends = np.cumsum([0, *(array[0].size for array in known.values())])
     with without_c():
-        flat = pt.vector("constrained", dtype="float64", shape=(int(ends[-1]),))
-        parts = {
-            rv: pt.cast(flat[start:end].reshape(array.shape[1:]), rv.type.dtype)
-            for (rv, array), start, end in zip(known.items(), ends[:-1], ends[1:], strict=True)
-        }
+        flat, parts, draws = known_at_draws(known, n)
         outputs = []
         for name in names:
             rv, transform = model[name], model.rvs_to_transforms[model[name]]
             outputs.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
         outputs = graph.simplify(graph_replace(outputs, parts, strict=False), check_bounds=model.check_bounds)
-        made = OnDraws(model, flat, outputs)(np.concatenate([array.reshape(n, -1) for array in known.values()], axis=1))
+        made = OnDraws(model, flat, outputs)(draws)
     result = np.full((n, layout.n_dim), np.nan) if theta is None else theta.copy()
     for variable in layout.variables:
         if variable.name in names:
@@ -345,7 +265,7 @@ class Functionals:
     #: Estimated, of one draw.
     seconds: float
     #: Those of the last group, where that is of linear predictors.
-    of_predictors: "Columns | None" = None
+    of_predictors: LinearMap | None = None
 
     @property
     def is_whole(self) -> NDArray[np.bool_]:
@@ -445,29 +365,13 @@ def _predictors(density: ModelDensity) -> tuple[LinearMap, NDArray[np.intp]] | N
     return (linear, several) if len(several) else None
 
 
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """Linear predictors, as columns."""
-
-    #: shape (n_columns,).
-    offset: Array
-    #: shape (n_columns, n_dim).
-    matrix: Array
-
-    def __call__(self, theta: Array) -> Array:
-        """Return them at draws, (n_draws, n_columns)."""
-        return self.offset + theta @ self.matrix.T
-
-
-def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> Columns:
+def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> LinearMap:
     """Return the columns of the group of predictors, without the others."""
-    shown, dense, rest = several[group.index], linear.dense[several], linear.rest[several]
-    matrix = np.zeros((group.n_columns, linear.n_dim))
-    matrix[: len(shown), linear.columns] = linear.dense[shown]
-    matrix[: len(shown)] += linear.rest[shown].toarray()
-    offset = linear.offset[shown]
+    shown = several[group.index]
+    offset, dense, rest = linear.offset[shown], linear.dense[shown], linear.rest[shown]
     if group.has_sum:
-        matrix[-1, linear.columns] = dense.sum(axis=0)
-        matrix[-1] += np.asarray(rest.sum(axis=0)).ravel()
+        total = linear.rest[several].sum(axis=0)[None]
         offset = np.append(offset, linear.offset[several].sum())
-    return Columns(offset, matrix)
+        dense = np.vstack([dense, linear.dense[several].sum(axis=0)])
+        rest = sparse.vstack([rest, sparse.csr_array(total)], format="csr")
+    return LinearMap(offset, dense, linear.columns, rest)

@@ -1,8 +1,8 @@
-"""Gaussian rows in closed form: log p of latent variables at many hyperparameters, without a pass over rows for each.
+"""Gaussian rows in closed form: log p of latent variables at many hyperparameters, without sums over rows for each.
 
 Given the hyperparameters, log p is a polynomial of the second degree in the latent variables. Its coefficients are sums
 over rows of products: design weights, second derivatives and slopes of rows. These hang on few functions of the
-hyperparameters, which a few rows tell, so that all sums are computed once. Slopes are those at a point near the
+hyperparameters, which a few numbers tell, so that all sums are computed once. Slopes are those at a point near the
 posterior: residuals are small there, and nothing cancels, however large the data are beside their spread.
 """
 
@@ -26,6 +26,7 @@ from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.rows.expectation import RowFunction
+from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.separable import CrossProducts, Separable, derivatives_of
 
 # What the coefficients of log p are made of where rows are polynomials of the second degree, and where it belongs.
@@ -49,18 +50,12 @@ class Places(NamedTuple):
     #: Of entries of X.
     rows: NDArray[np.intp]
     cols: NDArray[np.intp]
-    #: Of the plan of the predictors' matrix, from which each entry is read.
-    directions: NDArray[np.intp]
     #: The predictor that each slope is by.
     slope_of: NDArray[np.intp]
     #: Slopes of one kind and slot.
     slope_kind: NDArray[np.intp]
-    #: Kind, row and slot; -1 for what is linear; shape (n_slopes, 3).
-    slope_row: NDArray[np.intp]
     #: The predictors that each second derivative is by; shape (n_bends, 2).
     bend_of: NDArray[np.intp]
-    #: Kind, row and pair of slots; shape (n_bends, 3).
-    bend_row: NDArray[np.intp]
 
     @classmethod
     def of(cls, given: RowsGiven) -> "Places":
@@ -68,25 +63,18 @@ class Places(NamedTuple):
         plan = given.reading.predictors.plan
         n, n_dense = plan.n_rows, len(plan.columns)
         order = np.lexsort((plan.cols, plan.rows))
-        n_colours = len(plan.directions) - n_dense
-        slope_of, slope_kind, slope_row, bend_of, bend_row = (list[NDArray[np.intp]]() for _ in range(5))
-        for number, kind in enumerate(given.reading.terms.rows):
-            every = np.arange(len(kind.index))
-            for slot in range(kind.index.shape[1]):
-                slope_of.append(kind.index[:, slot])
-                slope_kind.append(np.full(len(every), len(slope_kind)))
-                slope_row.append(np.column_stack(np.broadcast_arrays(number, every, slot)))
-            for pair, (a, b) in enumerate(zip(*np.tril_indices(kind.index.shape[1]), strict=True)):
-                bend_of.append(kind.index[:, [a, b]])
-                bend_row.append(np.column_stack(np.broadcast_arrays(number, every, pair)))
+        slope_of, slope_kind, bend_of = (list[NDArray[np.intp]]() for _ in range(3))
+        for kind in given.reading.terms.rows:
+            for column in kind.index.T:
+                slope_of.append(column)
+                slope_kind.append(np.full(len(column), len(slope_kind)))
+            bend_of += [kind.index[:, pair] for pair in zip(*np.tril_indices(kind.index.shape[1]), strict=True)]
         slope_of.append(np.arange(n))
         slope_kind.append(np.full(n, len(slope_kind)))
-        slope_row.append(np.full((n, 3), -1))
         return cls(
             np.concatenate([plan.rows[order], np.repeat(np.arange(n), n_dense)]),
             np.concatenate([plan.cols[order], np.tile(plan.columns, n)]),
-            np.concatenate([plan.colours[order], np.tile(n_colours + np.arange(n_dense), n)]),
-            *map(np.concatenate, (slope_of, slope_kind, slope_row, bend_of, bend_row)),
+            *map(np.concatenate, (slope_of, slope_kind, bend_of)),
         )
 
 
@@ -112,10 +100,9 @@ def of_rows(function: RowFunction, index: NDArray[np.int64], eta: Array) -> tupl
     return grad[:, slots], second[:, order]
 
 
-def numbers_at(given: RowsGiven, values: Array, x: Array) -> tuple[Numbers, NDArray[np.bool_]]:
-    """Return the numbers of rows at values, (n, n_given), slopes at a point, (n_dim,); and where rows are log p."""
-    rows, agrees = given.at(values)
-    n, maps = len(values), rows.maps
+def numbers_of(given: RowsGiven, rows: ManyRows, x: Array) -> Numbers:
+    """Return the numbers of rows, slopes being those at a point, (n_dim,)."""
+    n, maps = len(rows), rows.maps
     at = maps.times(np.broadcast_to(x[:, None], (n, len(x), 1)))[:, :, 0]
     eta = (maps.offset + at).ravel()
     slopes, bends = list[Array](), list[Array]()
@@ -124,10 +111,10 @@ def numbers_at(given: RowsGiven, values: Array, x: Array) -> tuple[Numbers, NDAr
             parts.append(part.reshape(n, -1, part.shape[1]).mT.reshape(n, -1))
     dense = np.broadcast_to(maps.dense, (n, *maps.dense.shape[1:])).reshape(n, -1)
     designs = np.concatenate([maps.data, dense], axis=1)
-    return Numbers(designs, np.concatenate([*slopes, rows.slope], axis=1), np.concatenate(bends, axis=1)), agrees
+    return Numbers(designs, np.concatenate([*slopes, rows.slope], axis=1), np.concatenate(bends, axis=1))
 
 
-# Gaussian rows in closed form: log p of latent variables at many hyperparameters, without a pass over rows for each.
+# Gaussian rows in closed form.
 
 #: Values of what is given from which it is found what numbers follow from, and others where that is tried; how far from
 #: the start these are. The others are farther out: there, what is smooth differs from what is a combination.
@@ -175,7 +162,7 @@ class GaussianOver:
         self._precision = CrossProducts(matrices, [_symmetric(-w, of.bend_of, n) for w in bends.weights.T])
         totals = np.stack([np.bincount(of.slope_of, w, minlength=n) for w in slopes.weights.T], axis=1)
         self._grad = np.stack([matrix.T @ totals for matrix in matrices], axis=1)  # (d, n_designs, n_slopes)
-        self._find_rows(designs, slopes, bends)
+        self._members = [part.members for part in (designs, slopes, bends)]  # which tell of all others
         if not self.agrees(values[-_N_TRIED:]):
             raise NotApart("log p is no such polynomial")
 
@@ -202,10 +189,10 @@ class GaussianOver:
             size = min(wanted, max(1, AT_ONCE // given.n_rows))
             for _ in range(2 * wanted // size):
                 some = given.first + spread * rng.standard_normal((size, len(given.first)))
-                numbers, agrees = numbers_at(given, some, self.x)
+                rows, agrees = given.at(some)
                 which = np.flatnonzero(agrees)[:wanted]
                 values.append(some[which])
-                found.append(numbers[which])
+                found.append(numbers_of(given, rows, self.x)[which])
                 wanted -= len(which)
                 if not wanted:
                     break
@@ -231,47 +218,12 @@ class GaussianOver:
             result.append(found)
         return result[0], result[1], result[2]
 
-    def _find_rows(self, designs: Separable, slopes: Separable, bends: Separable) -> None:
-        """Find which rows and predictors tell of all others, and compile these alone."""
-        of, plan = self._places, self._given.reading.predictors.plan
-        slope_rows, bend_rows = of.slope_row[slopes.members], of.bend_row[bends.members]
-        of_rows_ = slope_rows[:, 0] >= 0
-        both = np.concatenate([slope_rows[of_rows_], bend_rows])
-        which = [np.unique(both[both[:, 0] == kind, 1]) for kind in range(len(self._given.functions))]
-        beside = np.concatenate([of.rows[designs.members], of.slope_of[slopes.members[~of_rows_]]])
-        self._few = self._given.few_rows(which, beside)
-        at = np.searchsorted(self._few.predictors, of.rows[designs.members])
-        used, direction = np.unique(of.directions[designs.members], return_inverse=True)
-        nothing = np.zeros((1, self._given.n_dim))
-        self._few.look_at(np.concatenate([nothing, self.x[None], plan.directions[used]]))
-        self._design_at = 2 + direction, at
-        # Which of the derivatives of the few rows, kind by kind, each member is.
-        kinds = [number for number, some in enumerate(which) if len(some)]
-
-        def place(row: NDArray[np.intp]) -> tuple[int, int, int]:
-            kind, number, slot = row.tolist()
-            return kinds.index(kind), int(np.searchsorted(which[kind], number)), slot
-
-        linear = np.searchsorted(self._few.predictors, of.slope_of[slopes.members])
-        self._slope_at = [
-            place(row) if row[0] >= 0 else (-1, int(at), 0) for row, at in zip(slope_rows, linear, strict=True)
-        ]
-        self._bend_at = [place(row) for row in bend_rows]
-
     def at(self, values: Array) -> Coefficients:
         """Return the coefficients at values, (n, n_given)."""
-        n = len(values)
         with np.errstate(all="ignore"):
-            eta, linear, functions = self._few.at(values)
-            designs = eta[:, *self._design_at] - eta[:, 0, self._design_at[1]]
-            here, found = eta[:, 1].ravel(), []
-            for function, index in zip(functions, self._few.indices(n), strict=True):
-                found.append([part.reshape(n, -1, part.shape[1]) for part in of_rows(function, index, here)])
-            slopes, bends = np.empty((n, len(self._slope_at))), np.empty((n, len(self._bend_at)))
-            for at, (kind, row, slot) in enumerate(self._slope_at):
-                slopes[:, at] = linear[:, row] if kind < 0 else found[kind][0][:, row, slot]
-            for at, (kind, row, pair) in enumerate(self._bend_at):
-                bends[:, at] = found[kind][1][:, row, pair]
+            numbers = numbers_of(self._given, self._given.rows(values), self.x)
+            every = numbers.designs, numbers.slopes, numbers.bends
+            designs, slopes, bends = (part[:, at] for part, at in zip(every, self._members, strict=True))
             grad = np.einsum("dkq,nk,nq->nd", self._grad, designs, slopes, optimize=True)
             return Coefficients(np.ascontiguousarray(grad), self._precision(designs, bends))
 
@@ -318,7 +270,7 @@ def _mode(given: RowsGiven) -> tuple[Array, Precisions]:
     x, precisions = given.start, None
     of, n = Places.of(given), given.reading.predictors.plan.n_rows
     for _ in range(_STEPS):
-        numbers = numbers_at(given, given.first[None], x)[0][0]
+        numbers = numbers_of(given, given.rows(given.first[None]), x)[0]
         if not all_finite(numbers.designs, numbers.slopes, numbers.bends):
             raise NotApart("derivatives of rows are not finite")
         design = sparse.csr_array((numbers.designs, (of.rows, of.cols)), shape=(n, given.n_dim))

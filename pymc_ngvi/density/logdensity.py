@@ -509,8 +509,6 @@ class LogDensity(ModelDensity):
         other.by_rows = ByRows(self.graphs, self.functions, other.info.start)
         other._n_by_rows = 0
         other.__dict__.pop("gradient_seconds", None)
-        if "second" in self.__dict__:
-            other.second = self.second.again(other.info.start)
         return other
 
     # --- evaluation: by rows where these are all of log p, by compiled functions elsewhere ---
@@ -659,7 +657,7 @@ class LogDensity(ModelDensity):
 
     @functools.cached_property
     def second(self) -> SecondOrder:
-        """Second derivatives from the graph of log p."""
+        """Second derivatives from the graph of log p; fits that reuse a model share them."""
         return SecondOrder(self.graphs, self.functions, self.info.start)
 
     @property

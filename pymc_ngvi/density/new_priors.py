@@ -38,9 +38,9 @@ from scipy.special import betaln
 
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.constrain import OnDraws, TermSums, log_densities
+from pymc_ngvi.density.constrain import TermSums, log_densities
 from pymc_ngvi.density.info import broadcasts, with_replacements
-from pymc_ngvi.density.predictive import drawn_anew
+from pymc_ngvi.density.over_draws import OnDraws, drawn_anew
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout

@@ -24,18 +24,17 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.linalg import cholesky, solve_triangular
 from pytensor.tensor.math import Dot
-from pytensor.tensor.random.basic import BernoulliRV, MvNormalRV, uniform
-from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.random.basic import MvNormalRV
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.constrain import OnDraws
 from pymc_ngvi.density.info import with_replacements
+from pymc_ngvi.density.over_draws import OnDraws, drawn_anew, known_at_draws
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.graphs.rewrites import behind, copy_of, inline_inner_graphs
+from pymc_ngvi.graphs.rewrites import behind, inline_inner_graphs
 
 #: Operations that leave elements in their places.
 _IN_PLACE = (Elemwise, DimShuffle, ViewOp)
@@ -53,7 +52,9 @@ def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, i
         indices = indices_from_subtensor(var.owner.inputs[1:], var.owner.op.idx_list)
         for axis, index in enumerate(indices):
             # Data may also be places in an array in which an index is looked up.
-            if isinstance(index, Variable) and data in behind([index], _not_looked_up):
+            if isinstance(index, Variable) and data in behind(
+                [index], lambda v: v.owner.inputs[:1] if isinstance(v.owner.op, AdvancedSubtensor) else v.owner.inputs
+            ):
                 for named in _named(model, var.owner.inputs[0]):
                     own = (model.named_vars_to_dims.get(named.name) or (None,) * named.type.ndim)[axis]
                     if own is None:
@@ -61,10 +62,6 @@ def indexed_axes(model: pm.Model, name: str) -> tuple[set[str], set[tuple[str, i
                     else:
                         dims.add(own)
     return dims, fixed
-
-
-def _not_looked_up(var: Variable) -> list[Variable]:
-    return list(var.owner.inputs[:1] if isinstance(var.owner.op, AdvancedSubtensor) else var.owner.inputs)
 
 
 def _named(model: pm.Model, indexed: Variable) -> list[Variable]:
@@ -204,7 +201,9 @@ def statistics(
         for node in nodes
         for used in node.inputs
         for output in node.outputs
-        if used in (made if output in of_prior else standard) and made.isdisjoint(node.outputs) and _has_shape(output)
+        if used in (made if output in of_prior else standard)
+        and made.isdisjoint(node.outputs)
+        and hasattr(output.type, "ndim")
     ]
     shapes = _shapes([output for _, output in uses])
     kept = {
@@ -227,10 +226,6 @@ def _reduced_axes(node: Apply) -> Sequence[int]:
 
 def _in_place(var: Variable) -> list[Variable]:
     return list(var.owner.inputs) if isinstance(var.owner.op, (*_IN_PLACE, MakeVector, Join)) else []
-
-
-def _has_shape(variable: Variable) -> bool:
-    return hasattr(variable.type, "ndim")
 
 
 def _of_all_rows(nodes: Sequence[Apply], over_rows: Sequence[Apply]) -> tuple[set[Variable], set[Variable]]:
@@ -415,17 +410,11 @@ class PredictiveGraph:
         make: Callable[[Mapping[str, Variable]], list[Variable]],
     ) -> tuple[OnDraws, Array]:
         """Return the function of what is made of the variables that are known, and the draws of these."""
-        known = [(name, t.known) for name, t in treatments.items() if t.known is not None]
-        ends = np.cumsum([1, *(array[0].size for _, array in known)])
-        # One number more, 0, on which all random numbers are made to depend: else all draws would have the same.
-        theta = pt.vector("known", dtype="float64", shape=(int(ends[-1]),))
-        draws = np.zeros((n_draws, int(ends[-1])))
-        parts = {}
-        for (name, array), start, end in zip(known, ends[:-1], ends[1:], strict=True):
-            draws[:, start:end] = array.reshape(len(array), -1)
-            parts[name] = pt.cast(theta[start:end].reshape(array.shape[1:]), self.model[name].type.dtype)
+        known = {self.model[name]: t.known for name, t in treatments.items() if t.known is not None}
+        theta, parts, draws = known_at_draws(known, n_draws)
         with without_c():
-            outputs = graph.simplify(drawn_anew(make(parts), theta[0]), check_bounds=self.model.check_bounds)
+            made = make({rv.name: part for rv, part in parts.items()})
+            outputs = graph.simplify(drawn_anew(made, theta[0]), check_bounds=self.model.check_bounds)
             return OnDraws(self.model, theta, outputs), draws
 
     def _outputs(
@@ -475,23 +464,3 @@ def data_behind(model: pm.Model, rv: Variable) -> list[str]:
 
 def _constant(variable: Variable, value: AnyArray) -> Variable:
     return pt.constant(np.asarray(value, dtype=variable.type.dtype), dtype=variable.type.dtype)
-
-
-def drawn_anew(outputs: list[Variable], zero: Variable) -> list[Variable]:
-    """Return outputs all of whose random numbers depend on a variable that is 0.
-
-    It is added to the first parameter: PyTensor goes by that one when it vectorises.
-    """
-    fgraph = copy_of(inline_inner_graphs(outputs))
-    for node in fgraph.toposort():
-        if isinstance(node.op, BernoulliRV):  # which SciPy draws, in four times as long
-            rng, size, p = node.inputs
-            next_rng, draw = uniform.make_node(rng, size, pt.zeros_like(p), pt.ones_like(p)).outputs
-            new = (next_rng, pt.cast(draw < p, node.outputs[1].type.dtype))
-            fgraph.replace_all(list(zip(node.outputs, new, strict=True)), import_missing=True)
-    for node in fgraph.toposort():
-        if isinstance(node.op, RandomVariable):
-            first = len(node.inputs) - len(node.op.ndims_params)
-            parameter = node.inputs[first]
-            fgraph.change_node_input(node, first, parameter + pt.cast(zero, parameter.type.dtype), import_missing=True)
-    return list(fgraph.outputs)

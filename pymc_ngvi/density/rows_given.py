@@ -9,7 +9,7 @@ matrices of the predictors are computed at many values at once. Where log p is n
 import functools
 import math
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -173,62 +173,6 @@ def _numbers_of(source: Source, terms: Terms) -> Variable:
     return total
 
 
-class FewRows:
-    """Some rows and some predictors."""
-
-    def __init__(self, given: "RowsGiven", over: OverGiven, which: list[Ints], beside: Ints) -> None:
-        reading, self._which = given.reading, which
-        read = [rows.index[at].ravel() for rows, at in zip(reading.terms.rows, which, strict=True)]
-        self.predictors = np.unique(np.concatenate([beside, *read])).astype(np.int64)
-        found, rows = reading.predictors, self._rows_of(reading)
-        self._numbers = RowNumbers(reading.terms, found.vector, self.predictors, over, given.engine, rows)
-        self.indices = self._numbers.indices
-        self._fixed = found.linear_map
-        ends = np.cumsum([found.size(var) for var in found.variables])
-        parts, where = list[Variable](), list[NDArray[np.intp]]()
-        for var, end in zip(found.variables, ends, strict=True):
-            start = end - found.size(var)
-            at = np.flatnonzero((self.predictors >= start) & (self.predictors < end))
-            if len(at) and over.hangs(var):
-                parts.append(var.ravel()[self.predictors[at] - start])
-                where.append(at)
-        self._hanging = np.concatenate([*where, np.empty(0, dtype=np.intp)])
-        if parts:
-            with without_c():
-                points = pt.matrix("points", dtype="float64", shape=(None, given.n_dim))
-                [at_points] = vectorised([pt.concatenate(parts)], {given.theta: points})
-            self._predict = over.outputs([at_points], [points])
-
-    def renew(self, reading: Reading) -> None:
-        """Take the values of data as they are now, as what reads them has."""
-        self._numbers.rows, self._fixed = self._rows_of(reading), reading.predictors.linear_map
-
-    def _rows_of(self, reading: Reading) -> list[Rows]:
-        return [self._of(rows, at) for rows, at in zip(reading.terms.rows, self._which, strict=True) if len(at)]
-
-    def _of(self, rows: Rows, at: Ints) -> Rows:
-        """Return some rows, with other numbers for their predictors."""
-        sources = {
-            var: source._replace(elements=source.elements[at] if len(source.elements) > 1 else source.elements)
-            for var, source in rows.sources.items()
-        }
-        data = {var: values if values.shape[1] == 1 else values[:, at] for var, values in rows.data.items()}
-        return replace(rows, index=np.searchsorted(self.predictors, rows.index[at]), data=data, sources=sources)
-
-    def look_at(self, points: Array) -> None:
-        """Take the points, (n_points, n_dim), at which predictors are wanted."""
-        self.points, self._of_fixed = points, self._fixed(points)[:, self.predictors]
-
-    def at(self, values: Array) -> tuple[Array, Array, list[RowFunction]]:
-        """Return predictors at points, what is linear in them, and functions of rows."""
-        with np.errstate(all="ignore"):
-            eta = np.tile(self._of_fixed, (len(values), 1, 1))
-            if len(self._hanging):
-                [found] = self._predict(values, self.points)
-                eta[:, :, self._hanging] = found
-            return eta, *self._numbers.at(values)
-
-
 class _Predictors:
     """The predictors' matrices at many values."""
 
@@ -371,7 +315,6 @@ class RowsGiven:
         ]
         self._entries = Entries(self._predictors.sparsity, self._predictors.columns, pairs)
         self._narrowing: Narrowing | None = None
-        self._few = dict[tuple[bytes, ...], FewRows]()
         self._of_data()
 
     def _of_data(self) -> None:
@@ -508,15 +451,6 @@ class RowsGiven:
         """Return the predictors of rows of log p at ``n`` values, kind by kind."""
         return self._numbers.indices(n)
 
-    def few_rows(self, which: Sequence[Ints], beside: Ints) -> FewRows:
-        """Return some rows, kind by kind, and predictors beside theirs: what was compiled serves with other data."""
-        key = tuple(part.tobytes() for part in (*which, beside))
-        if key in self._few:
-            self._few[key].renew(self.reading)
-        else:
-            self._few[key] = FewRows(self, self._over, list(which), beside)
-        return self._few[key]
-
     def at(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
         """Return rows at some values, (n, n_outside), and at which of them they add up to log p.
 
@@ -529,15 +463,18 @@ class RowsGiven:
             left, is_right = self._narrowing.of(rows)
         return left, agrees & is_right
 
-    def _whole(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
+    def rows(self, values: Array) -> ManyRows:
+        """Return rows at some values, (n, n_outside), but for what is constant in log p."""
         if len(values) == 1 and self._shares:  # an engine would put first what all rows of one value share
-            rows, is_right = self._whole(np.repeat(values, 2, axis=0))
-            return rows[np.array([0])], is_right[:1]
-        n = len(values)
+            return self.rows(np.repeat(values, 2, axis=0))[np.array([0])]
         with np.errstate(all="ignore"), without_c():
             maps = self._predictors.maps(values)
             slope, functions = self._numbers.at(values)
-        rows = ManyRows(maps, self._entries, functions, slope, np.zeros(n), _NATS / max(self.n_rows, 1))
+        nothing, tolerance = np.zeros(len(values)), _NATS / max(self.n_rows, 1)
+        return ManyRows(maps, self._entries, functions, slope, nothing, tolerance)
+
+    def _whole(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
+        rows = self.rows(values)
         constant, agrees = self._anchored(rows, values)
         return replace(rows, constant=np.where(np.isfinite(constant), constant, -np.inf)), agrees
 

@@ -50,17 +50,9 @@ class SecondOrder(CoordinateHessian):
             graphs.theta,
             start,
             graphs.minibatches.rows,
-            self.products_of_draws,
+            self.products_along,
             self.error,
-            self._widest,
         )
-
-    def again(self, start: Array) -> "SecondOrder":
-        """Return what a new object would be for the data as they are now, without the work that is done already."""
-        other = SecondOrder.__new__(SecondOrder)
-        other.__dict__.update(self.__dict__)
-        other.sparse = self.sparse.again(start, other.products_of_draws, other.error)
-        return other
 
     @property
     def _jets(self) -> Jets | None:
@@ -104,8 +96,8 @@ class SecondOrder(CoordinateHessian):
         n_draws, together = self._batch(n_directions)
         # A call takes many draws where it would take longer than the work for one.
         takes_draws = (
-            self.sparse.coloured is not None
-            or self.sparse.looked
+            self.sparse.looked  # or this asks for what is being looked for
+            or self.sparse.coloured is not None
             or self._jets is not None
             or self._batch(self.n_dim)[0] >= _LEAST_BATCH
         )

@@ -15,7 +15,7 @@ from pytensor.graph import Variable
 from pymc_ngvi.core.pattern import DENSE, SMALLEST, Pattern
 from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sizes import MOST_NUMBERS
-from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, batch, significant, slices
+from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, significant, slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.flat import Functions
 from pymc_ngvi.reading.found import DataSeen
@@ -38,11 +38,9 @@ class SparseHessian:
         varying: list[Variable],
         products: Products,
         error: Callable[[], Exception | None],
-        widest: int,
     ) -> None:
         self._logp, self._theta, self._start, self._varying = logp, theta, start, varying
         self._products, self._error = products, error
-        self._widest = widest
         self._data: DataSeen | None = None  # that the pattern was found with
         self._search: PatternSearch | None = None
         self._structure: HessianPattern | None = None
@@ -57,17 +55,6 @@ class SparseHessian:
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled part is made again when it is needed."""
         return {**self.__dict__, "_search": None}
-
-    def again(self, start: Array, products: Products, error: Callable[[], Exception | None]) -> "SparseHessian":
-        """Return what a new object would find for the data as they are now, without the work that is done already."""
-        other = SparseHessian.__new__(SparseHessian)
-        other.__dict__.update(self.__dict__)  # a copy would be without the search, as a pickle is
-        other._start, other._products, other._error = start, products, error
-        other._rng = np.random.default_rng(0)
-        other._n_calls = other.n_widened = 0
-        other._forget_old_data()
-        other._found = None
-        return other
 
     @property
     def coloured(self) -> ColouredHessian | None:
@@ -118,26 +105,19 @@ class SparseHessian:
         if not look or self._error() is not None:
             return coloured
         self.looked = True
-        return self._coloured(numerical_pattern(self._dense, self._start))
-
-    def _dense(self, point: Array) -> Array:
-        n_dim = len(point)
-        n_directions = batch(self._widest, n_dim)[1]
-        parts = [self._products(point[None], np.eye(n_dim)[part])[0] for part in slices(n_dim, n_directions)]
-        return np.concatenate(parts)
+        return self._coloured(numerical_pattern(lambda point: self._products(point[None], np.eye(n_dim)), self._start))
 
     def _coloured(self, pattern: Pattern | None) -> ColouredHessian | None:
-        colouring = self._colour(pattern)
-        if pattern is None or colouring is None or self._error() is not None:
+        """Return what evaluates a pattern; None where the matrix counts as dense: where half of the work is left."""
+        if pattern is None or pattern.is_full:
             return None
-        return ColouredHessian(pattern, colouring, self._products, self._widest)
-
-    def _colour(self, pattern: Pattern | None) -> Colouring | None:
-        """Colour a pattern, if that was not done last time."""
-        last = self._last[0]
-        if pattern is None or last is None or not (pattern is last or pattern.equals(last)):
-            self._last = (pattern, colour(pattern))
-        return self._last[1]
+        last, colouring = self._last
+        if last is None or not (pattern is last or pattern.equals(last)):
+            colouring = Colouring.of(pattern)
+            self._last = pattern, colouring
+        assert colouring is not None
+        few = 2 * colouring.n_colours <= pattern.n_dim and colouring.n_colours * pattern.n_dim <= MOST_NUMBERS
+        return ColouredHessian(pattern, colouring, self._products) if few and self._error() is None else None
 
     def mean_values(self, theta: Array) -> Array:
         """Return the mean over draws at the entries of the pattern, (n_entries,)."""
@@ -172,15 +152,6 @@ class SparseHessian:
         self._n_calls = 0  # check the next one
         self._found = (self._coloured(pattern),)
         return True
-
-
-def colour(pattern: Pattern | None) -> Colouring | None:
-    """Return a colouring; None where the matrix counts as dense: where it would not save half of the products."""
-    if pattern is None or pattern.is_full:
-        return None
-    colouring = Colouring.of(pattern)
-    few = 2 * colouring.n_colours <= pattern.n_dim and colouring.n_colours * pattern.n_dim <= MOST_NUMBERS
-    return colouring if few else None
 
 
 def numerical_pattern(hessian: Callable[[Array], Array], start: Array) -> Pattern | None:
@@ -226,9 +197,11 @@ class CoordinateHessian:
         found = self._by_colours(theta, len(directions))
         if found is not None:
             return found[0].times(found[1], directions)
-        coloured = self.sparse.coloured
-        if coloured is not None:  # the function is there, or will be needed
-            return coloured.mean_products(theta, directions)
+        return self.products_along(theta, directions)
+
+    @np.errstate(all="ignore")
+    def products_along(self, theta: Array, directions: Array) -> Array:
+        """Return the same evaluated along each direction: no pattern is used."""
         total = np.zeros(directions.shape)
         for products in self._calls(theta, directions, self._draws_in_call(len(directions))):
             total += products.sum(axis=0)

@@ -1,7 +1,7 @@
 """The exact step after a Gaussian fit: whether a model allows it, what it would cost, and the posterior it gives."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.proposals import mixture_of
 from pymc_ngvi.marginal.ratios import Ratios
-from pymc_ngvi.marginal.sampler import MOST, MOST_SURE, WANTED_OF_MORE, Hopeless, Sampler
+from pymc_ngvi.marginal.sampler import CHEAP, EFFECTIVE, MOST, MOST_SURE, Hopeless, Sampler, size_wanted
 from pymc_ngvi.marginal.sampling import by_neighbours
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.trees import IntegratedTrees, pool_of
@@ -40,9 +40,8 @@ _MOST_FARTHER = 0.05
 _SCALES, _OF_LOOK, _MOST_WEIGHED = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384
 #: Of these, the heaviest ones from which log p is climbed; degrees of freedom that make a Gaussian of a Student t.
 _N_CLIMBS, _GAUSSIAN = 4, 1e6
-#: Effective size of the globals at most, and seconds that more than the least may take; part of the draws that is
-#: effective, about; draws at least if these take much memory; seconds of a value that are next to none.
-_MOST_WANTED, _SECONDS, _EFFECTIVE, _FEWEST, _CHEAP = 1_000.0, 0.25, 0.6, 256, 6e-4
+#: Draws at least if these take much memory.
+_FEWEST = 256
 #: How often log m is evaluated at globals, in the mean: by more nodes, or about better centres.
 _AGAIN = 1.5
 #: And as many times where tails are heavy, whose centres take more corrections.
@@ -152,14 +151,9 @@ def seconds_of_node(forest: Forest, density: ModelDensity, *, by_rows: bool = Tr
     return prices.of_node(rows.n_rows + _ROWS_OF_LOCAL * forest.n_levels**2 * forest.n_local)
 
 
-def n_wanted(seconds_of_value: float) -> float:
-    """Return the effective size that draws of the globals are to have: more where they cost little."""
-    return float(np.clip(_SECONDS / seconds_of_value, WANTED_OF_MORE, _MOST_WANTED))
-
-
 def n_values(n_globals: int, seconds_of_value: float) -> float:
     """Return at how many globals log m is evaluated, about: along lines, and at draws; some more than once."""
-    n_draws = n_wanted(seconds_of_value) / _EFFECTIVE
+    n_draws = size_wanted(n_globals, seconds_of_value) / EFFECTIVE
     return _AGAIN * (len(PROFILE) * n_globals + (n_draws if n_globals <= MOST_SURE else _OF_MANY * n_draws))
 
 
@@ -213,7 +207,7 @@ def integrated(
 ) -> IntegratedTrees:
     """Sample the globals, about a Gaussian of these and other starts, as they are divided; a node takes ``each`` s."""
     p, each = len(start), each * (1 if quadrature is None else len(quadrature.rule.nodes))
-    wanted, most = n_wanted(each) if is_at_mode or not forest.n_local else 0.0, MOST
+    wanted, most = size_wanted(p, each) if is_at_mode or not forest.n_local else 0.0, MOST
     if quadrature is None:
         inside: NothingInside | TreeInside = NothingInside(fitted.logp)
         most = int(min(most, prices.left() / each))
@@ -223,24 +217,19 @@ def integrated(
         most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
     sampler = Sampler(
         inside, start, np.sqrt(np.diag(cov)), seed,
-        wanted=wanted, most=most, n_draws=1, is_cheap=each < _CHEAP, cov=cov, is_at_mode=is_at_mode, others=others,
+        wanted=wanted, most=most, n_draws=1, is_cheap=each < CHEAP, cov=cov, is_at_mode=is_at_mode, others=others,
         look=look,
     )  # fmt: skip
-    draws, fine, elsewhere = sampler.run(), None, 0.0
+    draws, elsewhere = sampler.run(), 0.0
     if p > MOST_SURE and sampler.has_learned:
         draws = sampler.afresh(draws)
-    while isinstance(inside, TreeInside):
-        coarse = draws.pairs
-        assert isinstance(coarse, TreePairs)
-        if (fine := inside.refined(coarse, draws.weights)) is not None:
-            draws = replace(draws, parts=[fine], has_fit=np.ones(len(fine.g), dtype=bool))
-            break
+    while quadrature is not None and not quadrature.settles(cast(TreePairs, draws.pairs), draws.weights):
         draws = sampler.again()
     order = by_neighbours(draws.g / draws.g.std(axis=0))
     g = divided.inverse(draws.g[order])
     log_slope = divided.log_slope(g)
     pool = pool_of(g, draws.log_marginal[order] + log_slope, draws.log_density[order] + log_slope)
-    pairs = None if fine is None else fine[order]
+    pairs = None if quadrature is None else cast(TreePairs, draws.pairs[order])
     if quadrature is not None and pairs is not None:
         quadrature.begin_from(pairs)
         elsewhere = quadrature.elsewhere(pairs, pool.weights()[0])

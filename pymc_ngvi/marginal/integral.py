@@ -31,19 +31,14 @@ from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import Pairs, normalised_weights
 from pymc_ngvi.marginal.sampling import evenly_picked
 
-#: Corrections of centres before a value counts as lost, and from which on the nodes are as many as can be had.
-_MOST_CORRECTIONS, _WIDEST_FROM = 8, 3
+#: Corrections of centres before a value counts as lost.
+_MOST_CORRECTIONS = 8
 #: Change of log m, an sd over the globals in nats, that the next rule may bring; while globals are sampled.
 TOLERANCE, ROUGH = 0.03, 0.12
-#: What may be left of what more nodes add, an sd in nats: noise, of which weights lose 1 %.
-_RESIDUAL = 0.1
-#: Points on which rules are compared; on which what more nodes add is fitted, at least, and for each term; terms have
-#: fewer where points are lost, by this much.
-N_COMPARED, _LEAST_FITTED, _PER_TERM, _LEAST_PER_TERM = 16, 32, 3.0, 2.0
+#: Points on which rules are compared.
+N_COMPARED = 16
 #: Part of the mass beyond the ends of a coordinate where rules are compared, too.
 _END = 0.01
-#: Globals of which polynomials have all products of two, at most.
-_MOST_PRODUCTS = 6
 #: Where other modes are looked for if there is one; standard deviations, of both, by which modes of a tree are apart.
 _NOWHERE, _APART = np.empty((0, 0)), 2.0
 #: Part of a slope that may be rounding.
@@ -68,26 +63,6 @@ class TreePairs(Pairs):
         """Return these with log m moved, by (n,)."""
         log_m = self.log_estimate + by
         return replace(self, log_ratio=log_m[:, None], own_log_ratio=log_m[:, None], log_estimate=log_m)
-
-    def plus(self, by_terms: Array, fine: "TreePairs", rows: NDArray[np.intp], forest: Forest) -> "TreePairs":
-        """Return these plus what a regression makes of the differences of some, by its matrix (n, n_some).
-
-        Differences of moments are in units of conditional standard deviations, which may go to 0.
-        """
-        own = self.centres.own(forest)
-
-        def add(coarse: Array, better: Array, unit: Array) -> Array:
-            apart = ((better - coarse[rows]) / unit[rows]).reshape(len(rows), -1)
-            return coarse + unit * (by_terms @ apart).reshape(coarse.shape)
-
-        return replace(
-            self.moved(by_terms @ (fine.log_estimate - self.log_estimate[rows])),
-            centres=Centres(
-                add(self.centres.mean, fine.centres.mean, own),
-                add(self.centres.factor, fine.centres.factor, own[:, :, None]),
-            ),
-            skew=add(self.skew, fine.skew, np.ones_like(own)),
-        )
 
 
 class TreeIntegral:
@@ -144,15 +119,16 @@ class TreeIntegral:
         self, part: SomeBlocks, g: Array, about: Centres, size: int
     ) -> tuple[Integral, Centres, Array, NDArray[np.bool_]]:
         """Return the integrals of some blocks, their centres, skewness, and which of them are lost."""
-        n_values = size * len(self.rule.nodes)
+        rules = references(self.forest.n_levels)
+        rule = max(self.rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)
+        wider_size = max(1, size * len(self.rule.nodes) // len(rule.nodes))
         one, found, pending = _about(part, self.rule, g, about, size)
         of_blocks, skew = one.of_blocks, one.shape.skew
-        for turn in range(_MOST_CORRECTIONS - 1):
+        for _ in range(_MOST_CORRECTIONS - 1):
             left = np.flatnonzero(pending.any(axis=1))
             if not len(left):
                 break
-            rule = self._wider(turn)
-            again, better, still = _about(part, rule, g[left], found[left], max(1, n_values // len(rule.nodes)))
+            again, better, still = _about(part, rule, g[left], found[left], wider_size)
             blocks = pending[left]
             of_blocks[left] = np.where(blocks, again.of_blocks, of_blocks[left])
             places = blocks[:, part.forest.block]
@@ -160,11 +136,6 @@ class TreeIntegral:
             found = found.replaced(left, better, places)
             pending[left] = blocks & still
         return one._replace(of_blocks=of_blocks), found, skew, pending
-
-    def _wider(self, turn: int) -> PathRule:
-        rules = references(self.forest.n_levels)
-        wide = rules[len(rules) // 4 if turn < _WIDEST_FROM else min(4, len(rules) - 1)]
-        return max(self.rule, wide, key=lambda rule: rule.n_nodes)
 
     # --- where nodes are put at first ---
 
@@ -192,13 +163,9 @@ class TreeIntegral:
 
     # --- how many nodes ---
 
-    def refined(self, points: TreePairs, weights: Array) -> TreePairs | None:
-        """Return weighted points to which is added what more nodes do, as a polynomial of the globals.
-
-        It is fitted to a few of them. None where it is no such polynomial: the rule has more nodes from then on.
-        """
-        rule, mean = self.rule, weights @ points.g
-        u = (points.g - mean) / np.sqrt(weights @ (points.g - mean) ** 2)
+    def settles(self, points: TreePairs, weights: Array) -> bool:
+        """Tell whether the nodes are enough at weighted points; where they are not, there are more from then on."""
+        rule = self.rule
         # Some points by weight, and the far ends of each coordinate, where more nodes change most.
         order, rules = np.argsort(points.g, axis=0), references(self.forest.n_levels)
         total, every = np.cumsum(weights[order], axis=0), np.arange(points.g.shape[1])
@@ -206,29 +173,7 @@ class TreeIntegral:
         few = np.unique(np.concatenate([evenly_picked(weights, N_COMPARED, 0.5), *ends]))
         self.rule = max(rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)  # whose centres are good
         self.choose_rule(self.at(points.g[few]), rule.n_nodes)
-        if self.rule == rule:
-            return points
-        n = max(_LEAST_FITTED, int(_PER_TERM * polynomial_terms(u[:1]).shape[1]))
-        rows = np.union1d(few, evenly_picked(weights, min(n, len(weights)), 0.5))
-        terms = polynomial_terms(np.clip(u, u[rows].min(axis=0), u[rows].max(axis=0)))  # nothing is extrapolated
-        reference, fine = self.rule, self.at(points.g[rows])
-        found = np.isfinite(fine.log_estimate)
-        rows, fine = rows[found], fine[found]
-        q, r = np.linalg.qr(terms[rows])
-        # Where there may be other modes, what more nodes add is no polynomial, whatever it looks like at a few points.
-        coarser = rules[rules.index(rule) : rules.index(reference)] if self._is_concave else []
-        for self.rule in coarser:
-            here = points.log_estimate[rows] if self.rule == rule else self.at(fine.g).log_estimate
-            added = fine.log_estimate - here
-            residuals = (added - q @ (q.T @ added)) / (1.0 - np.sum(q**2, axis=1))
-            if float(np.std(residuals)) < _RESIDUAL and len(rows) > _LEAST_PER_TERM * terms.shape[1]:
-                break
-        else:
-            self.rule = reference
-        if self.rule != rule:
-            return None
-        self.rule = reference
-        return points.plus(terms @ np.linalg.solve(r, q.T), fine, rows, self.forest)
+        return self.rule == rule
 
     def choose_rule(self, points: TreePairs, least: int = 0, tolerance: float = TOLERANCE) -> None:
         """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.
@@ -278,14 +223,6 @@ class TreeIntegral:
         return False
 
 
-def polynomial_terms(u: Array) -> Array:
-    """Return 1, standardised globals, and their products, or of many their squares, (n, n_terms)."""
-    i = j = np.arange(u.shape[1])
-    if u.shape[1] <= _MOST_PRODUCTS:
-        i, j = np.triu_indices(u.shape[1])
-    return np.concatenate([np.ones((len(u), 1)), u, u[:, i] * u[:, j]], axis=1)
-
-
 def _about(
     part: SomeBlocks, rule: PathRule, g: Array, about: Centres, size: int
 ) -> tuple[Integral, Centres, NDArray[np.bool_]]:
@@ -308,13 +245,12 @@ class TreeInside:
 
     def pairs(self, y: Array, n_draws: int, rng: np.random.Generator) -> TreePairs:
         """Return the integrals at globals, as densities of what is divided: they need no draws."""
-        points, rule = self._at(y), self._integral.rule
+        points = self._at(y)
         if not self._is_settled and np.isfinite(points.log_estimate).any():
             self._is_settled = True
             weights = normalised_weights(tempered(points.log_estimate, 0.5 * len(y)))
-            if self.refined(points, weights) is None:  # more draws will not change that
+            if not self._integral.settles(points, weights):  # more draws will not change that
                 return self._at(y)
-            self._integral.rule = rule
         return points
 
     def _at(self, y: Array) -> TreePairs:
@@ -328,12 +264,6 @@ class TreeInside:
             order = np.argsort(np.concatenate([np.flatnonzero(found), lost := np.flatnonzero(~found)]))
             points = TreePairs.joined([points[found], self._integral.at(g[lost])])[order]
         return points.moved(-self._ratios.log_slope(g))
-
-    def refined(self, points: TreePairs, weights: Array) -> TreePairs | None:
-        """Return what `TreeIntegral.refined` makes of integrals that are densities of what is divided."""
-        log_slope = self._ratios.log_slope(points.g)
-        fine = self._integral.refined(points.moved(log_slope), weights)
-        return None if fine is None else fine.moved(-log_slope)
 
 
 class NothingInside:

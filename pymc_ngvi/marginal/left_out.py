@@ -31,7 +31,7 @@ _FEWEST_DRAWS, _MOST_DRAWS, _MOST_VALUES = 500, N_SHOWN, 2**30
 _TOO_FEW = 20
 #: Of the ladder of rules: integrals themselves are wanted, not how they change with the globals. The next one moves
 #: densities of rows of a random intercept and slope by 0.001 nats at most.
-_RULE = 2
+_RULE = 3
 
 Ints = NDArray[np.intp]
 

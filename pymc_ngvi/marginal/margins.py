@@ -14,23 +14,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pymc_ngvi.core.linalg import solve_lower
+from pymc_ngvi.core.linalg import TINY, solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 
-#: Where margins are looked for, in standardised coordinates: locations, log scales, skewness, and log tails.
-_BOUNDS = ((-4.0, 4.0), (-4.0, 2.0), (-2.5, 2.5), (float(np.log(0.5)), 0.3))
+#: Where margins are looked for, in standardised coordinates: locations, log scales and skewness; and log tails.
+_BOUNDS = (*[(-4.0, 4.0)] * 3, (float(np.log(0.5)), 0.3))
 #: Where they shrink to with few draws: the mean and sd of log tails, and the sd of skewness.
 _TAIL, _OF_TAIL, _OF_SKEWNESS = -0.25, 0.25, 1.0
-#: Points of a profile, in standard deviations, and of what is interpolated between them; nats that it falls at most;
-#: draws that it counts for.
+#: Points of a profile, in standard deviations, and of what is interpolated between them; draws that it counts for.
 _HALF = np.array([1.0, 2.0, 3.0, 5.0, 8.0, 12.0])
 PROFILE = np.concatenate([-_HALF[::-1], [0.0], _HALF])
-_N_FINE, _DEEPEST, _OF_PROFILE = 193, 50.0, 1_000.0
+_N_FINE, _OF_PROFILE = 193, 1_000.0
 #: Lightest tail, as a number; by how much tails are made heavier than they are found, all of them together as much as
 #: those of so many coordinates.
 _LIGHTEST, _HEAVIER, _FEW = 1.0, 0.95, 4.0
-#: Steps to the most likely margins; arguments of hyperbolic functions at most.
+#: Steps to the most likely margins; arguments of hyperbolic functions, and nats that a profile falls, at most.
 _STEPS, _FARTHEST = 60, 30.0
 
 
@@ -77,7 +76,7 @@ class Margins:
         from scipy.interpolate import PchipInterpolator  # 0.1 s to import
 
         sd = np.sqrt(np.diag(cov))
-        values = np.maximum(np.where(np.isfinite(values), values - values.max(axis=0), -np.inf), -_DEEPEST)
+        values = np.maximum(np.where(np.isfinite(values), values - values.max(axis=0), -np.inf), -_FARTHEST)
         fine = np.linspace(PROFILE[0], PROFILE[-1], _N_FINE)
         weights = np.exp(PchipInterpolator(PROFILE, values)(fine))
         first = cls._apart_from(mode + fine[:, None] * sd, weights / weights.sum(axis=0), _OF_PROFILE)
@@ -90,8 +89,8 @@ class Margins:
 
         p = g.shape[1]
         mean = (weights * g).sum(axis=0)
-        sd = np.maximum(np.sqrt((weights * (g - mean) ** 2).sum(axis=0)), 1e-10)
-        begin = np.tile([0.0, -0.2, 0.0, _TAIL], (p, 1)).T
+        sd = np.maximum(np.sqrt((weights * (g - mean) ** 2).sum(axis=0)), TINY)
+        begin = np.tile([0.0, _TAIL, 0.0, _TAIL], (p, 1)).T
         lowest, highest = np.array(_BOUNDS).T[:, :, None]
         found = minimize(
             _lack,
@@ -101,7 +100,7 @@ class Margins:
             method="L-BFGS-B",
             bounds=[bound for bound in _BOUNDS for _ in range(p)],
             options={"maxiter": _STEPS},
-        ).x.reshape(4, p)
+        ).x.reshape(-1, p)
         tail = _HEAVIER ** min(1.0, _FEW / p) * np.minimum(np.exp(found[3]), _LIGHTEST)
         return cls(mean + sd * found[0], sd * np.exp(found[1]), found[2], tail, np.zeros(p), np.eye(p))
 
@@ -145,7 +144,7 @@ def profile_lines(mode: Array, cov: Array, at: Array) -> Array:
 
 def _lack(packed: Array, g: Array, weights: Array, size: float) -> tuple[float, Array]:
     """Return minus the mean log density of all margins together, with what they shrink to, and its gradient."""
-    location, log_scale, skewness, log_tail = packed.reshape(4, -1)
+    location, log_scale, skewness, log_tail = packed.reshape(len(_BOUNDS), -1)
     scale, tail = np.exp(log_scale), np.exp(log_tail)
     h = (g - location) / scale
     arc = np.arcsinh(h)

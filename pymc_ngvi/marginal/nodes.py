@@ -10,15 +10,9 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
-#: Numbers of nodes in each coordinate that are tried, by length of the path: up to a few hundred evaluations. Two say
-#: nothing of a variance.
-_LADDERS = (
-    (3, 5, 7, 9, 13, 19, 27, 41, 61, 121, 241),
-    (3, 4, 5, 7, 9, 13),
-    (3, 4, 5, 7),
-    (3, 4, 5),
-    (3, 4),
-)
+#: Numbers of nodes in each coordinate that are tried: of a path of several, as large a part, up to a few hundred nodes
+#: in all. Two say nothing of a variance.
+_LADDER = (3, 4, 5, 7, 9, 13, 19, 27, 41, 61, 121, 241)
 #: Nodes of a line from which on they are evenly spaced on the scale of asinh, and how far they reach, in standard
 #: deviations: to other modes, and into tails. About one of two modes, they find the other one up to 13 of its standard
 #: deviations away: log m of pairs of a t with 2 df, 13 of their scales apart, is 0.01 nats off; it was 3.
@@ -58,8 +52,8 @@ class PathRule:
     @property
     def limits(self) -> tuple[float, float, float]:
         """How far the mean of z may be from 0, and in which interval its variance has to lie."""
-        known = {3: (0.25, 0.75, 1.35), 4: (0.4, 0.65, 1.5), 5: (0.5, 0.6, 1.6)}
-        return known.get(self.n_nodes, (0.8, 0.4, 2.2))
+        far = min(self.n_nodes - 1, 6) / 8.0
+        return far, 1.0 / (1.0 + 1.4 * far), 1.0 + 1.4 * far
 
 
 @lru_cache(maxsize=64)
@@ -86,4 +80,4 @@ def _line(n_nodes: int) -> tuple[Array, Array]:
 
 def references(n_levels: int) -> list[PathRule]:
     """Return the rules that are tried, the smallest first."""
-    return [PathRule(n, n_levels) for n in _LADDERS[n_levels - 1]]
+    return [PathRule(n, n_levels) for n in _LADDER[: len(_LADDER) // n_levels]]

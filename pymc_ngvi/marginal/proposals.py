@@ -23,12 +23,12 @@ _NO_WEIGHT = 16.0
 _MOST_FITTED = 1_500
 #: Seed of the folds that proposals are compared by.
 _FOLDS = 20_260_303
-#: Weighted draws that a component needs, for each coordinate (up to 12 of them).
+#: Weighted draws that a component needs, for each coordinate.
 _DRAWS_PER_COORDINATE = 6.0
 #: The kind that is fitted from given components; the least share of one of these.
 _FROM_START, _LEAST_OF_START = (0.0, 0), 0.005
-#: Numbers of components that are tried in turn where the most so far did best.
-_MORE = (5, 8)
+#: Degrees of freedom at least; numbers of components.
+LEAST_DF, _COMPONENTS = 7.0, (1, 2, 4)
 
 
 @stored("exact.proposal")
@@ -94,7 +94,7 @@ def best_proposal(
     # At random: every second point of a Sobol sequence is in one half of the space.
     fold = np.random.default_rng(_FOLDS).permutation(len(g)) % 2
     size = 1.0 / (w**2).sum()
-    enough = [k for k in (1, 2, 3, *_MORE) if k == 1 or size > _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12)]
+    enough = [k for k in _COMPONENTS if k == 1 or size > _DRAWS_PER_COORDINATE * k * y.shape[1]]
 
     def make(kind: tuple[float, int], rows: Array) -> Proposal:
         part = w[rows] / w[rows].sum()
@@ -113,24 +113,15 @@ def best_proposal(
             total -= float(logsumexp(np.log(part) + log_marginal[held] - log_q))
         return total
 
-    scores = {(tail, k): score((tail, k)) for tail, k in itertools.product(sorted({df, 7.0}), enough[:3])}
-    best = max(scores, key=lambda kind: scores[kind])
-    for before, k in itertools.pairwise(enough[2:]):
-        if best[1] == before:
-            scores[best[0], k] = score((best[0], k))
-            best = max(scores, key=lambda kind: scores[kind])
-    if start is not None:
-        scores[_FROM_START] = score(_FROM_START)
-        best = max(scores, key=lambda kind: scores[kind])
-    return make(best, np.ones(len(g), dtype=bool))
+    kinds = [*itertools.product(sorted({df, LEAST_DF}), enough), *([] if start is None else [_FROM_START])]
+    return make(max(kinds, key=score), np.ones(len(g), dtype=bool))
 
 
 def _fitted(y: Array, w: Array, df: float, k: int) -> StudentMixture:
     mean, cov = _shrunk_moments(y, w)
     root = np.linalg.cholesky(cov)
     if k == 1:
-        of_scale = np.sqrt((df - 2.0) / df) if df < 20.0 else 1.0
-        return mixture_of(mean[None], of_scale * root[None], df)
+        return mixture_of(mean[None], np.sqrt((df - 2.0) / df) * root[None], df)
     # Components begin along the direction of most skewness.
     skewness = w @ solve_lower(root, np.ascontiguousarray((y - mean).T)).T ** 3
     direction = root @ (skewness / (np.linalg.norm(skewness) + TINY))

@@ -27,16 +27,19 @@ from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
 from pymc_ngvi.marginal.mode import LatentMode, find_modes
-from pymc_ngvi.marginal.proposals import Proposal, best_proposal, mixture_of, tempered
+from pymc_ngvi.marginal.proposals import LEAST_DF, Proposal, best_proposal, mixture_of, tempered
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, MOST_KHAT, relative_sd_errors, smoothed_weights, tail_size
 from pymc_ngvi.marginal.sampling import normalised_weights as normalised_weights
 from pymc_ngvi.marginal.student_mixture import StudentMixture
 
-#: Effective size of the values that is looked for, by how many coordinates there are, and how many of them at most. Of
-#: Gaussians in 200 runs each, errors of means and sds are 0.002 and 0.007 with one coordinate, 0.01 with two and three,
-#: 0.01 to 0.014 with four to six; of limits of 5.5 %, 0.05, 0.08 and 0.07 sd. Independent draws have two to five times
-#: as much.
-WANTED, WANTED_OF_MORE, MOST = {1: 96.0, 2: 192.0, 3: 320.0}, 420.0, 16_000
+#: Effective size that is asked of values with one coordinate, twice as much with each more, and at most; by how much
+#: more is looked for, and how many values there are at most. Of Gaussians in 200 runs each, errors of means and sds are
+#: 0.002 and 0.007 with one coordinate, 0.01 with two and three, 0.01 to 0.014 with four to six; of limits of 5.5 %,
+#: 0.05, 0.08 and 0.07 sd. Independent draws have two to five times as much.
+_OF_ONE, _MOST_ASKED, _MORE_SIZE, MOST = 75.0, 400.0, 20.0, 16_000
+#: Seconds that values beyond these may take, up to an effective size; seconds of a value that are next to none; part of
+#: the values that is effective, about.
+_SECONDS, _MOST_WANTED, CHEAP, EFFECTIVE = 0.2, 1_000.0, 6e-4, 0.6
 #: Values of the first round, and for each coordinate; of a round at most; rounds at most, and how often many
 #: coordinates are drawn afresh.
 _FIRST, _FIRST_OF_EACH, _MOST_IN_ROUND, _MOST_ROUNDS, _MOST_AFRESH = 64, 14, 2_048, 12, 3
@@ -47,8 +50,8 @@ _FIRST_SCALE = 1.15
 #: nothing: fits take long there.
 _OF_WIDE, _DF_OF_WIDE, _WIDER = 0.12, 5.0, ((2.0, 10.0), (7.0, 40.0))
 #: Relative error of a standard deviation from which on more is drawn in its tail, and of many coordinates; at least, in
-#: that of a Gaussian; error over this one from which on a tail counts as thin.
-_MOST_SD_ERROR, _OF_MANY, _THICKER, _THIN = 0.05, 0.08, 1.25, 1.5
+#: that of a Gaussian, and for a tail that counts as thin.
+_MOST_SD_ERROR, _OF_MANY, _THICKER = 0.05, 0.08, 1.25
 #: Coordinates up to which an integral is right: of more, a proposal is nearer to the draws that have taught it than it
 #: should be, so that the integral is 0.08 (of 24) to 0.2 (of 40) too small.
 MOST_SURE = 15
@@ -57,8 +60,8 @@ MOST_SURE = 15
 #: first, all rounds together are not exact: a walk of which half is sampled, between two sensors, had 0.08, and 6 % of
 #: the mass at a mode with 33 %; fits that are right have 0.15 and more, where there are trees 0.5.
 GOOD, _ENOUGH, _NEAR, _FASTER = 0.1, 20.0, 0.6, 16
-#: Degrees of freedom of proposals at least; effective values, for each coordinate, that one is fitted to.
-_LEAST_DF, _PER_DIM = 7.0, 3.0
+#: Effective values, for each coordinate, that a proposal is fitted to.
+_PER_DIM = 3.0
 #: Effective part of a round at least, as far as the size of the next one follows from it; by how much that is larger:
 #: draws from farther out count for little; part of all that it has at least, as a tail that is not known yet may want.
 _LEAST_PART, _MORE, _OF_TAIL = 0.02, 1.15, 0.1
@@ -80,6 +83,16 @@ _NEAR_END, _FAR_END = 30.0, 1_000.0
 #: k-hat, and by how much values from farther out may move a mean, in its errors; means that move by less than a part
 #: of an sd do not count.
 _HEAVIEST, MOST_MOVED, _SMALL = 0.7, 2.0, 0.05
+
+
+def size_asked(n_outside: int) -> float:
+    """Return the effective size that is asked of values of so many coordinates."""
+    return min(_OF_ONE * 2.0 ** (n_outside - 1), _MOST_ASKED)
+
+
+def size_wanted(n_outside: int, seconds_of_value: float = np.inf) -> float:
+    """Return the effective size that is looked for: more where values cost little."""
+    return max(size_asked(n_outside) + _MORE_SIZE, min(_SECONDS / seconds_of_value, _MOST_WANTED))
 
 
 class Hopeless(Refused):
@@ -239,9 +252,9 @@ class Sampler:
         self._cov, self._others = cov, others
         #: Components at several modes.
         self._of_modes: StudentMixture | None = None
-        self._rng, self._wanted = np.random.default_rng(seed), wanted or WANTED.get(len(start), WANTED_OF_MORE)
+        self._rng, self._wanted = np.random.default_rng(seed), wanted or size_wanted(len(start))
         self._most, self._n_draws, self._is_cheap = most, n_draws, is_cheap
-        self._df, self._least_size = max(_LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
+        self._df, self._least_size = max(LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
         least = _MOST_SD_ERROR if len(start) <= MOST_SURE else _OF_MANY
         self._most_sd_error = max(least, _THICKER / np.sqrt(2.0 * self._wanted))
         self._rounds: list[_Round] = []
@@ -489,7 +502,7 @@ def _thin_squares(g: Array, weights: Array) -> Array:
     ----------
     .. [1] A. B. Owen (2013). Monte Carlo theory, methods and examples, section 9.1. https://artowen.su.domains/mc/
     """
-    thin = relative_sd_errors(g, weights) > _THIN * np.sqrt(0.5 * np.sum(weights**2))
+    thin = relative_sd_errors(g, weights) > _THICKER * np.sqrt(0.5 * np.sum(weights**2))
     mean, sd, _ = _moments(g[:, thin], weights)
     z = (g[:, thin] - mean) / sd
     return np.max(z**2, axis=1, initial=0.0)

@@ -6,15 +6,12 @@ from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Condition, PoolVerdict, few_draws, heavy_tail
-from pymc_ngvi.marginal.sampler import GOOD, MOST_MOVED
+from pymc_ngvi.marginal.sampler import GOOD, MOST_MOVED, size_asked
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, has_light_tail
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
 
 #: Relative error of a standard deviation from which on it is said, and at most.
 SAID_ERROR, MOST_ERROR = 0.05, 0.15
-#: Effective sizes from which on draws of the outside are exact up to simulation error: of few coordinates, which are
-#: quasi-random, and of more.
-EXACT_SIZE_OF_FEW, EXACT_SIZE = {1: 75.0, 2: 140.0, 3: 300.0}, 400.0
 #: Change of log m, an sd over the globals in nats, that more nodes may bring: a mean moves by as many sds at most.
 MOST_RULE_ERROR = 0.05
 #: Effective size from which on tails of more draws need not be larger.
@@ -56,11 +53,7 @@ class Checks(PoolVerdict):
         it is by less than 0.05 standard deviations, or 5 %.
     beyond : float
         Part of a variance of the globals that is farther out than all draws.
-    n_modes : int
-        Modes that it began from.
-    n_fits, lacking
-        0: there are no fits given globals, whose ELBOs lack something.
-    found, open, cure, is_tested
+    found, open, cure, is_tested, n_fits, lacking, n_modes
         As of `Verdict`.
     """
 
@@ -78,9 +71,6 @@ class Checks(PoolVerdict):
     tail: float = float("inf")
     missed: float = 0.0
     beyond: float = 0.0
-    n_modes: int = 1
-    n_fits: int = 0
-    lacking: float = 0.0
 
     @property
     def own(self) -> list[Condition]:
@@ -88,7 +78,7 @@ class Checks(PoolVerdict):
         size, sd_error, lost = self.effective_size, 100 * self.sd_error, 100 * self.lost
         khat = f"{self.khat:.2f} +- {khat_error(self.khat, self.n_draws):.2f}"
         is_light = has_light_tail(self.khat, self.n_draws)
-        least_size = EXACT_SIZE_OF_FEW.get(self.n_globals, EXACT_SIZE)
+        least_size = size_asked(self.n_globals)
         return [
             Condition("k-hat", self.khat, MOST_KHAT,
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),
@@ -117,11 +107,6 @@ class Checks(PoolVerdict):
             Condition("effects", self.effects, MOST_SHORT,
                 f"a mean or a standard deviation of draws of one group effect is {100 * self.effects:.0f} % off"),
         ]  # fmt: skip
-
-    @property
-    def efficiency(self) -> float:
-        """Part of the draws that is effective."""
-        return self.effective_size / self.n_draws
 
     @property
     def details(self) -> str:

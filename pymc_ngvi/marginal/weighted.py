@@ -42,8 +42,6 @@ class WeightChecks(PoolVerdict):
     weights_help: bool
     #: What stands against the draws that were weighted, or against weighting them, in clauses.
     doubts: tuple[str, ...] = ()
-    n_fits: int = 0
-    lacking: float = 0.0
 
     @classmethod
     def of(cls, draws: Draws, what: str, doubts: tuple[str, ...], cure: str, *, is_of_exact: bool) -> Self:
@@ -79,11 +77,6 @@ class WeightChecks(PoolVerdict):
     def details(self) -> str:
         """How good the weights are."""
         return f" (Pareto k-hat of the weights {self.khat:.2f}, effective sample size {self.effective_size:,.0f})"
-
-    @property
-    def efficiency(self) -> float:
-        """Part of the draws that is effective."""
-        return self.effective_size / self.n_draws
 
 
 class AllDrawn(GivenGlobals):

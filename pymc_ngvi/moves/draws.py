@@ -58,11 +58,6 @@ class MovedChecks(PoolVerdict):
     acceptance: float
     #: The quantity with the largest R-hat.
     slowest: str = ""
-    #: 0: there are no fits given globals, whose ELBOs lack something.
-    n_fits: int = 0
-    lacking: float = 0.0
-    #: That chains do not cross: each has superchains of its own, which stay there.
-    n_modes: int = 1
     #: Of these, with standard errors; empty of one mode, or where they are not known.
     mode_weights: tuple[float, ...] = ()
     weight_errors: tuple[float, ...] = ()

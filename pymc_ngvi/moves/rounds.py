@@ -58,16 +58,16 @@ from pymc_ngvi.moves.draws import LEAST_SIZE, MOST_DIVERGING, MOST_OUTFLOW, MOST
 _QUARTER, _FIRST_STEP = 0.5 * math.pi, 0.5
 #: Refusals that are aimed at; part that is left of these where too many trajectories diverge, and the fewest.
 _REFUSED, _FEWER, _FEWEST = 0.2, 0.25, 0.01
-#: By how much lengths differ from the usual one, as a part; the golden section spreads them evenly.
-_JITTER, _GOLDEN = 0.4, 0.618_033_988_749_895
-#: Part of the chains that take smaller steps in an iteration, and these as parts of the usual one.
-_PART, _SMALLER = 0.25, (0.5, 0.25, 0.1)
+#: By how much lengths differ from the usual one, as a part.
+_JITTER = 0.4
+#: Part of the chains that take smaller steps in an iteration, and how often these are halved at most.
+_PART, _HALVED = 0.25, 3
 #: Part of the coordinates by which the length is chosen, the slowest; standard deviations beyond which none is farther.
 _SLOWEST, _FAR = 0.1, 3.0
-#: Steps of a trajectory at most; of the one by which the length is chosen, at least and at most.
-_MOST_STEPS, _FEWEST_SEEN, _MOST_SEEN = 200, 4, 100
-#: Gain of the logarithm of the step size for an error of the acceptance of 1: in the first iterations, and then.
-_N_FIRST, _GAIN_FIRST, _GAIN = 3, 0.6, 0.3
+#: Steps of a trajectory at most; of the one by which the length is chosen, at least.
+_MOST_STEPS, _FEWEST_SEEN = 200, 4
+#: Gain of the logarithm of the step size for an error of the acceptance of 1.
+_GAIN = 0.4
 #: By how many times what is aimed at more are refused, at most, as counts for the step size.
 _WORST = 4.0
 
@@ -91,7 +91,6 @@ class Chains:
         inside: Callable[[Array], NDArray[np.bool_]] | None = None,
     ) -> None:
         self._target, self._rng, self._inside = target, rng, inside
-        self._jitter = rng.random()
         self.coordinates = coordinates
         self.step, self.length = _FIRST_STEP * x.shape[1] ** -0.25, _QUARTER
         self.acceptance, self.outflow, self._n_left = math.nan, 0.0, 0
@@ -121,10 +120,9 @@ class Chains:
         for i in range(n):
             accepted[i], diverging[i] = self._iterate()
             if i < n_adapting:
-                gain = _GAIN_FIRST if i < _N_FIRST else _GAIN
                 # relative to what is aimed at: as quick for one refusal in a hundred as for one in five
                 error = 1.0 - (1.0 - accepted[i]) / self.refused
-                self.step *= math.exp(gain * _REFUSED * max(error, -_WORST))
+                self.step *= math.exp(_GAIN * _REFUSED * max(error, -_WORST))
             elif (i - n_adapting) % every == every - 1:
                 at = (i - n_adapting) // every
                 kept.x[at], kept.logp[at] = self._points.x, self._points.logp
@@ -138,11 +136,10 @@ class Chains:
     def _iterate(self) -> tuple[float, float]:
         """Move all chains; return the acceptance of those with the usual step size, and the part that diverges."""
         n, rng = len(self._points.x), self._rng
-        self._jitter = (self._jitter + _GOLDEN) % 1.0
-        length = self.length * (1.0 + _JITTER * (2.0 * self._jitter - 1.0))
+        length = self.length * (1.0 + _JITTER * (2.0 * rng.random() - 1.0))
         n_steps = int(np.clip(math.ceil(length / self.step), 1, _MOST_STEPS))
         usual = rng.random(n) >= _PART
-        size = self.step * np.where(usual, 1.0, rng.choice(_SMALLER, n))
+        size = self.step * np.where(usual, 1.0, 0.5 ** rng.integers(1, _HALVED, n, endpoint=True))
         probability, diverged = self._move(n_steps, size[:, None])
         counted = usual if usual.any() else ~usual
         return float(probability[counted].mean()), float(diverged[counted].mean())
@@ -178,7 +175,7 @@ class Chains:
         """Take coordinates found of draws, (n_draws, n_dim), worth so many, and choose the length of trajectories."""
         self.coordinates = self.coordinates.refitted(draws, size)
         self._points = phase_points_at(self._target, self.coordinates, self._points.x)
-        n_steps = int(np.clip(math.ceil(2.0 * self.length / self.step), _FEWEST_SEEN, _MOST_SEEN))
+        n_steps = int(np.clip(math.ceil(2.0 * self.length / self.step), _FEWEST_SEEN, _MOST_STEPS // 2))
         seen = _Distances(self.coordinates, self._points, n_steps)
         self._move(n_steps, self.step, seen)
         self.length = seen.best * self.step
@@ -275,7 +272,7 @@ _MOST_SIZES = 32
 #: Draws of a chain that an effective size takes.
 _FEWEST_DRAWS = 4
 #: The tails whose effective sizes count.
-_TAILS = (0.05, 0.95)
+_TAILS = (_LOW, 1.0 - _LOW)
 
 
 class Mixing(NamedTuple):

@@ -24,14 +24,14 @@ from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows, ratios
 from pymc_ngvi.families.sparse import Factors
 from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
-from pymc_ngvi.marginal.sampler import MOST_SURE, N_DRAWS, Hopeless, Sampler
+from pymc_ngvi.marginal.sampler import CHEAP, MOST_SURE, N_DRAWS, Hopeless, Sampler, size_wanted
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.marginal.trees import pool_of
 from pymc_ngvi.nested.found import Drawn, Marginal
 from pymc_ngvi.nested.inside import Exploration, LatentInside, Uneven
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.pairs import WeightedPairs
-from pymc_ngvi.nested.seconds import CHEAP, n_expected, n_values_of, n_wanted, seconds_of_value
+from pymc_ngvi.nested.seconds import n_expected, n_values_of, seconds_of_value
 from pymc_ngvi.nested.verdict import FEWEST_VALUES, NestedChecks
 
 # --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
@@ -265,6 +265,8 @@ def _sampled(
         scale = np.clip(_OF_FIT * home.sd()[given.outside], _LEAST, _MOST)
     n_dim, first = max(given.n_dim, 1), start[given.outside]
     n_draws = min(N_DRAWS, max(_FEWEST_DRAWS, HELD // n_dim // FEWEST_VALUES))
+    each = seconds_of_value(given)
+    wanted = 0.0 if of_other_data else size_wanted(len(given.outside), each)
     most = min(n_values_of(given) // n_modes, max(FEWEST_VALUES, HELD // n_dim // n_draws))
 
     def sample(marginal: Marginal) -> Exploration:
@@ -274,8 +276,8 @@ def _sampled(
             cov = inside.bend.normal(first, home.cov_block(given.outside))[1]
         sampler = Sampler(
             inside, at, scale, seed,
-            wanted=0.0 if of_other_data else n_wanted(given), most=most, n_draws=n_draws, cov=cov,
-            is_at_mode=False, is_cheap=seconds_of_value(given) < CHEAP,
+            wanted=wanted, most=most, n_draws=n_draws, cov=cov,
+            is_at_mode=False, is_cheap=each < CHEAP,
         )  # fmt: skip
         draws = sampler.run()
         return Exploration(inside.weighted(draws), draws.lost, draws.moved)

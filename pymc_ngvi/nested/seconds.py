@@ -5,16 +5,15 @@ import numpy as np
 from pymc_ngvi.core import prices
 from pymc_ngvi.density.gaussian_over import gaussian_over
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.marginal.sampler import MOST, WANTED, WANTED_OF_MORE
+from pymc_ngvi.marginal.sampler import EFFECTIVE, MOST, size_wanted
 
 #: Fits on the way to the mode and about it, for each hyperparameter, and for each two of these; seconds beside all
-#: fits; part of the values that is effective, about.
-_TO_MODE, _OF_EACH, _OF_EACH_TWO, _BESIDE, _EFFECTIVE = 30.0, 22.0, 0.5, 0.5, 0.7
+#: fits.
+_TO_MODE, _OF_EACH, _OF_EACH_TWO, _BESIDE = 30.0, 22.0, 0.5, 0.5
 #: Part of the seconds of a value that it takes among many, in the mean.
 _IN_BATCHES = 0.4
-#: Seconds that values with draws may take all together, their number at least and at most; seconds of values beyond
-#: those that are wanted in any case, and how many of these there are at most; seconds of a value that are next to none.
-_SECONDS_OF_VALUES, _FEWEST_VALUES, _SECONDS_OF_WANTED, _MOST_WANTED, CHEAP = 10.0, 192, 0.15, 1_000.0, 6e-4
+#: Seconds that values with draws may take all together, their number at least and at most.
+_SECONDS_OF_VALUES, _FEWEST_VALUES = 10.0, 192
 #: Seconds of any nested posterior, at least.
 LEAST = 0.8
 #: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
@@ -32,21 +31,13 @@ def nested_seconds(given: RowsGiven) -> float:
 
 def n_expected(given: RowsGiven) -> float:
     """Return at how many hyperparameters latent variables are drawn, about."""
-    return min(n_wanted(given) / _EFFECTIVE, n_values_of(given))
+    wanted = size_wanted(len(given.outside), seconds_of_value(given))
+    return min(wanted / EFFECTIVE, n_values_of(given))
 
 
 def n_values_of(given: RowsGiven) -> int:
     """Return at how many hyperparameters latent variables are drawn at most: as many as a few seconds allow."""
     return int(np.clip(_SECONDS_OF_VALUES / seconds_of_value(given), _FEWEST_VALUES, MOST))
-
-
-def n_wanted(given: RowsGiven) -> float:
-    """Return the effective size that hyperparameters are to have: more where they cost next to nothing.
-
-    Where draws have weights, a few of them tell the variance of what grows fast with the latent variables.
-    """
-    seconds = _SECONDS_OF_WANTED * (1.0 if given.is_quadratic else 2.0)
-    return max(WANTED.get(len(given.outside), WANTED_OF_MORE), min(seconds / seconds_of_value(given), _MOST_WANTED))
 
 
 def seconds_of_value(given: RowsGiven) -> float:

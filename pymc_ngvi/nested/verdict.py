@@ -6,9 +6,8 @@ import numpy as np
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, few_draws
-from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, MOST_VARIANCE, N_DRAWS
+from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, MOST_VARIANCE, N_DRAWS, size_asked
 from pymc_ngvi.marginal.sampling import MOST_KHAT, has_light_tail
-from pymc_ngvi.marginal.verdict import EXACT_SIZE, EXACT_SIZE_OF_FEW
 
 #: Effective size of pairs from which on a posterior is exact up to simulation error.
 _EXACT_PAIRS = 1_000.0
@@ -40,16 +39,12 @@ class NestedChecks(PoolVerdict):
     #: Hyperparameters; latent variables.
     n_globals: int
     n_local: int
-    #: Fits of the latent variables at given hyperparameters.
-    n_fits: int
     #: By how much values from farther out move a mean, in its standard errors; 0 where it is by less than .05 sd.
     moved: float = 0.0
     #: Part of the weight that is where there is no fit.
     lost: float = 0.0
     #: Of log m where pairs are not weighted together, an sd over the hyperparameters in nats; 0 where they are.
     error: float = 0.0
-    #: Nats that the ELBOs lack of log m, in the mean.
-    lacking: float = 0.0
     #: Whether log p is known to be concave in the latent variables, given the hyperparameters.
     is_concave: bool = True
 
@@ -69,7 +64,7 @@ class NestedChecks(PoolVerdict):
         joint = Condition("variance", self.variance, MOST_VARIANCE,
             "given the hyperparameters, log weights of the latent variables have a variance of "
             f"{self.variance:.2g}, above {MOST_VARIANCE:g}", Against.EXACT)  # fmt: skip
-        wanted = EXACT_SIZE_OF_FEW.get(self.n_globals, EXACT_SIZE)
+        wanted = size_asked(self.n_globals)
         found = [
             self._of_tail(_HEAVIEST),
             *few_draws("effective size", self.effective_size, wanted, "the effective size of the hyperparameters"),

@@ -479,11 +479,6 @@ GUARDS = {
         ((sampler, "tempered", lambda w, least: w), (integral, "tempered", lambda w, least: w)),
         tries=PLAIN_10,
     ),
-    "wider nodes for corrections": Guard(
-        "Centres that are far off.",
-        ((integral.TreeIntegral, "_wider", lambda self, turn: self.rule),),
-        tries=TREES_10,
-    ),
     "tails of hyperparameters": Guard(
         "Proposals that are fitted to draws by their mass have few of them in thin tails.",
         ((sampler, "_thin_squares", lambda g, weights: np.zeros(len(g))), (sampler, "_MOST_SD_ERROR", np.inf)),

@@ -177,7 +177,7 @@ def test_after_a_posterior_that_is_not_exact_the_next_one_is_tried(limit, monkey
 def test_a_better_one_that_fails_or_takes_too_long_leaves_the_first(monkeypatch):
     monkeypatch.setattr("pymc_ngvi.nested.verdict._EXACT_PAIRS", np.inf)
     with monkeypatch.context() as patch:
-        patch.setattr("pymc_ngvi.marginal.verdict.EXACT_SIZE_OF_FEW", dict.fromkeys(range(9), 1e9))
+        patch.setattr("pymc_ngvi.marginal.verdict.size_asked", lambda n_outside: 1e9)
         approx = fit_ngvi(model=in_groups(), **QUIET)
     assert approx.is_nested
     assert approx.plan.of("exact").outcome.value == "failed"

@@ -15,11 +15,10 @@ from scipy.special import expit, gammaln, log_expit, logsumexp
 
 from pymc_ngvi.core.psis import effective_size
 from pymc_ngvi.marginal.centres import Centres
-from pymc_ngvi.marginal.integral import TOLERANCE, TreeInside, TreeIntegral
+from pymc_ngvi.marginal.integral import TOLERANCE, TreeIntegral
 from pymc_ngvi.marginal.margins import Margins
 from pymc_ngvi.marginal.mode import find_modes
 from pymc_ngvi.marginal.proposals import Proposal, StudentMixture
-from pymc_ngvi.marginal.ratios import Ratios
 from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, Hopeless, Pairs, Sampler
 from pymc_ngvi.marginal.sampling import relative_sd_errors
 
@@ -281,24 +280,6 @@ def test_as_many_nodes_as_it_takes(binary, seed):
     # The effects themselves, too.
     assert_allclose((state.mean() - truth.mean)[2:] / truth.sd[2:], 0.0, atol=0.06)
     assert_allclose(state.sd()[2:] / truth.sd[2:], 1.0, atol=0.06)
-
-
-def test_what_more_nodes_add_is_added_to_the_density_of_what_is_divided(binary, monkeypatch):
-    """A global that is divided by a scale: the log determinant of that is neither lost nor counted twice."""
-    for name in ("_RESIDUAL", "ROUGH"):  # the first rule will do
-        monkeypatch.setattr(f"pymc_ngvi.marginal.integral.{name}", 10.0)
-    groups, truth = binary
-    mean, cov = start(truth)
-    quadrature = TreeIntegral(groups.terms, groups.forest, groups.start, np.sqrt(np.diag(cov)))
-    ratios = Ratios.about([(0, 1)], mean)
-    inside = TreeInside(quadrature, ratios)
-    apart = 2.0 * np.random.default_rng(1).uniform(-1.0, 1.0, (200, 2)) @ np.sqrt(cov)
-    coarse = inside.pairs(ratios.forward(mean + apart), 1, np.random.default_rng(1))
-    fine = inside.refined(coarse, np.full(200, 1.0 / 200))
-    assert not np.array_equal(fine.log_estimate, coarse.log_estimate)
-    slope, right = ratios.log_slope(fine.g), quadrature.at(fine.g).log_estimate
-    # Over the log determinant, whatever noise a coarse rule has.
-    assert np.polyfit(slope, fine.log_estimate - right, 1)[0] == pytest.approx(-1.0, abs=0.3)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

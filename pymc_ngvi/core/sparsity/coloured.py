@@ -109,20 +109,19 @@ def _graph(rows: Indices, cols: Indices, n_dim: int) -> sparse.csr_array:
 
 
 def _colour_rest(graph: sparse.csr_array) -> Indices:
-    """Return the best colouring found; the ways are tried from the cheapest on."""
+    """Return the best colouring found: by components, and greedy star colourings in as many orders as there is time."""
     n_dim = graph.shape[0]
     if not graph.nnz:
         return np.zeros(n_dim, dtype=np.intp)
-    best = _by_component(graph)
+    best, degrees, work = _by_component(graph), np.diff(graph.indptr), max(graph.nnz // 2, n_dim)
     last = int(np.argmax(best))
-    enough = max(3, int(best[last]) + 1 if np.diff(graph.indptr)[last] == best[last] else 0)
-    for way in (_by_band, _greedily):
-        if best.max() < enough:
-            break
-        colours = way(graph)
-        if colours is not None and colours.max() < best.max():
-            best = colours
-    return best
+    if best[last] <= 2 or degrees[last] == best[last] or work > _GREEDY_EDGES:  # a clique needs as many
+        return best
+    rcm = csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True)
+    orders = [rcm, np.argsort(-degrees, kind="stable"), np.arange(n_dim)][: max(_ALL_GREEDY_EDGES // work, 1)]
+    flat = graph.indices.tolist()
+    neighbours = [flat[a:b] for a, b in itertools.pairwise(graph.indptr.tolist())]
+    return min([best, *(_star_colouring(neighbours, order.tolist()) for order in orders)], key=lambda c: int(c.max()))
 
 
 def _by_component(graph: sparse.csr_array) -> Indices:
@@ -133,34 +132,6 @@ def _by_component(graph: sparse.csr_array) -> Indices:
     colours = np.empty(len(labels), dtype=np.intp)
     colours[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return colours
-
-
-def _by_band(graph: sparse.csr_array) -> Indices:
-    """Colour vertices in turn, in an order that makes the matrix a narrow band: 2 b + 1 colours for b diagonals."""
-    order = csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True)
-    position = np.empty(len(order), dtype=np.intp)
-    position[order] = np.arange(len(order))
-    edges = graph.tocoo()
-    return position % (2 * int(np.abs(position[edges.row] - position[edges.col]).max()) + 1)
-
-
-def _greedily(graph: sparse.csr_array) -> Indices | None:
-    """Return the best of greedy star colourings in several orders, as many as there is time for."""
-    n_dim = graph.shape[0]
-    work = max(graph.nnz // 2, n_dim)
-    if work > _GREEDY_EDGES:
-        return None
-    rng = np.random.default_rng(0)
-    orders = [
-        csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True),
-        np.argsort(-np.diff(graph.indptr), kind="stable"),
-        np.arange(n_dim),
-        *(rng.permutation(n_dim) for _ in range(4)),
-    ]
-    flat = graph.indices.tolist()
-    neighbours = [flat[a:b] for a, b in itertools.pairwise(graph.indptr.tolist())]
-    found = [_star_colouring(neighbours, order.tolist()) for order in orders[: max(_ALL_GREEDY_EDGES // work, 1)]]
-    return min(found, key=lambda colours: int(colours.max()))
 
 
 def _star_colouring(neighbours: list[list[int]], order: list[int]) -> Indices:
@@ -199,7 +170,7 @@ def _star_colouring(neighbours: list[list[int]], order: list[int]) -> Indices:
     return np.array([bit.bit_length() - 1 for bit in bits], dtype=np.intp)
 
 
-#: Multiplies the Hessians at (n_draws, n_dim) with (n_directions, n_dim): (n_draws, n_directions, n_dim).
+#: Multiplies the mean of the Hessians at (n_draws, n_dim) with (n_directions, n_dim), along these alone.
 Products = Callable[[Array, Array], Array]
 
 #: Elements of a temporary: past the first, temporaries leave the cache; past the second, several fill the memory.
@@ -213,9 +184,8 @@ _ROUNDING = 1e-12
 class ColouredHessian:
     """The mean Hessian at the entries of a pattern."""
 
-    def __init__(self, pattern: Pattern, colouring: Colouring, products: Products, widest: int) -> None:
-        self.pattern, self.colouring = pattern, colouring
-        self._products, self._widest = products, widest
+    def __init__(self, pattern: Pattern, colouring: Colouring, products: Products) -> None:
+        self.pattern, self.colouring, self._products = pattern, colouring, products
 
     @property
     def n_colours(self) -> int:
@@ -224,18 +194,7 @@ class ColouredHessian:
 
     def mean_values(self, theta: Array) -> Array:
         """Return the mean over draws at the entries of the pattern, (n_entries,)."""
-        return self.colouring.recover(self.mean_products(theta, self.colouring.directions()))
-
-    def mean_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean over draws of the Hessian times each direction, evaluated along it: no pattern is used."""
-        n_draws, n_directions = batch(self._widest, len(directions))
-        total = np.zeros((len(directions), theta.shape[1]))
-        for rows in slices(len(theta), n_draws):
-            for part in slices(len(directions), n_directions):
-                products = self._products(theta[rows], directions[part])
-                with np.errstate(all="ignore"):
-                    total[part] += products.sum(axis=0)
-        return total / len(theta)
+        return self.colouring.recover(self._products(theta, self.colouring.directions()))
 
     @functools.cached_property
     def _entries(self) -> sparse.csr_array:
@@ -262,7 +221,7 @@ class ColouredHessian:
         vector = rng.standard_normal((1, len(point)))
         values = self.mean_values(point[None])
         with np.errstate(all="ignore"):
-            expected = self.mean_products(point[None], vector)[0]
+            expected = self._products(point[None], vector)[0]
             error = np.abs(self.times(values, vector)[0] - expected)
             scale = np.maximum(self.times(np.abs(values), np.abs(vector))[0], np.abs(expected))
         if not np.all(np.isfinite(scale)):
@@ -278,7 +237,7 @@ class ColouredHessian:
         for part in slices(len(rows), max(_MOST_ELEMENTS // len(point), 1)):
             axes = np.zeros((part.stop - part.start, len(point)))
             axes[np.arange(len(axes)), rows[part]] = 1.0
-            inside = sparse.coo_array(significant(self.mean_products(point[None], axes)))
+            inside = sparse.coo_array(significant(self._products(point[None], axes)))
             shape = (len(point), len(point))
             wider = wider + sparse.coo_array((inside.data.astype(np.int8), (rows[part][inside.row], inside.col)), shape)
         return Pattern.of(wider)

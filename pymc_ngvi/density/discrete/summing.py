@@ -9,24 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 import pymc as pm
 import pytensor
-import pytensor.tensor as pt
 
 from pymc.distributions.transforms import Chain
 from pymc.logprob.transforms import IntervalTransform
 from pymc.model.fgraph import clone_model
-from pymc.pytensorf import compile as pymc_compile
-from pymc.pytensorf import find_rng_nodes, reseed_rngs
+from pymc.pytensorf import find_rng_nodes
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.compile import Function, SharedVariable
-from pytensor.graph import Constant, Variable, graph_replace, vectorize_graph
-from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.compile import SharedVariable
+from pytensor.graph import Constant, Variable, graph_replace
+from pytensor.graph.traversal import ancestors
 from scipy.special import logsumexp
 
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.info import quoted
-from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.ops import cost
+from pymc_ngvi.density.over_draws import OnDraws, drawn_anew, known_at_draws
+from pymc_ngvi.graphs.backends import without_c
 
 _CURE = (
     "Write the model without them (a pm.Mixture in the place of a category, a pm.Potential with the logarithm of the "
@@ -226,19 +223,13 @@ def _marginalised(view: pm.Model, names: list[str]) -> pm.Model:
     try:
         return marginalised(view, names)
     except NotSummed as error:
-        reasons = {name: why for name in names if (why := _why_alone(view, name))}
+        reasons = {}
+        for name in names:
+            try:
+                marginalised(view, [name])
+            except NotSummed as own:
+                reasons[name] = str(own)
         raise ValueError(_refusal(reasons or dict.fromkeys(names, str(error)))) from error
-
-
-def _why_alone(view: pm.Model, name: str) -> str:
-    """Return why one variable can't be summed out, even alone; empty where it can."""
-    from pymc_ngvi.density.discrete.states import NotSummed, marginalised
-
-    try:
-        marginalised(view, [name])
-    except NotSummed as error:
-        return str(error)
-    return ""
 
 
 def _share(given: pm.Model, made: pm.Model) -> None:
@@ -269,9 +260,6 @@ type Values = Mapping[str, AnyArray]
 #: Inputs, and outputs, by name.
 type Graphs = tuple[dict[str, Variable], dict[str, Variable]]
 
-#: Elements of a temporary in one call, and draws.
-_BATCH_ELEMENTS, MOST_AT_ONCE = 2**18, 512
-
 
 class DiscreteDraws:
     """Draws discrete variables that were summed out, and evaluates Deterministics that depend on them.
@@ -281,10 +269,16 @@ class DiscreteDraws:
 
     def __init__(self, summed: SummedOut) -> None:
         self._summed = summed
-        by_state, chains = _given_data(summed)
-        self._by_state = _OverDraws(*by_state)
-        self._chains = {name: _OverDraws(*terms) for name, terms in chains.items()}
-        self._rest = _OverDraws(*_rest(summed))
+        by_state: Graphs = {}, {}
+        chains: dict[str, Graphs] = {}
+        if len(summed.unused) < len(summed.names):
+            from pymc_ngvi.density.discrete.states import given_data
+
+            with without_c():
+                by_state, chains = given_data(summed.model)
+        self._by_state = _OverDraws(summed.given, *by_state)
+        self._chains = {name: _OverDraws(summed.given, *terms) for name, terms in chains.items()}
+        self._rest = _OverDraws(summed.given, *_rest(summed))
 
     def __call__(self, values: Values, random_seed: int | None) -> dict[str, AnyArray]:
         """Return draws of discrete variables, then Deterministics, (n_draws, ...), for draws of the others."""
@@ -301,61 +295,24 @@ class DiscreteDraws:
 class _OverDraws:
     """Functions of named variables, evaluated at many draws of these."""
 
-    def __init__(self, inputs: dict[str, Variable], outputs: dict[str, Variable]) -> None:
-        self._inputs, self._outputs = inputs, outputs
-        self._function: Function | None = None
-        self._at_once = 0  # draws; 0 where they are evaluated one by one
-        generators = find_rng_nodes(list(outputs.values()))
-        # The model's own generators stay as they are.
-        self._rngs = [pytensor.shared(np.random.default_rng()) for _ in generators]
-        own = dict(zip(generators, self._rngs, strict=True))
-        self._graphs = graph_replace(list(outputs.values()), own, strict=False) if own else list(outputs.values())
+    def __init__(self, model: pm.Model, inputs: dict[str, Variable], outputs: dict[str, Variable]) -> None:
+        self._model, self._inputs, self._outputs, self._width = model, inputs, outputs, 0
+        self._function: OnDraws | None = None
 
     def __call__(self, values: Values, random_seed: int = 0) -> dict[str, AnyArray]:
         """Return the outputs, (n_draws, ...), at values of all inputs."""
         if not self._outputs:
             return {}
-        if self._function is None:
+        given = {var: np.asarray(values[name]) for name, var in self._inputs.items()}
+        flat, parts, draws = known_at_draws(given, len(next(iter(given.values()))))
+        if self._function is None or self._width != draws.shape[1]:  # the data may have another length by now
+            made, self._width = list(self._outputs.values()), draws.shape[1]
+            own = {rng: pytensor.shared(np.random.default_rng()) for rng in find_rng_nodes(made)}  # not the model's
             with without_c():
-                inputs = list(self._inputs.values())
-                batched = [pt.TensorType(var.type.dtype, shape=(None, *var.type.shape))(var.name) for var in inputs]
-                try:
-                    made = vectorize_graph(self._graphs, dict(zip(inputs, batched, strict=True)))
-                except Exception:  # of any kind, for an Op that can't be vectorised: draw by draw always works
-                    made = None
-                if made is None or not _differ(made, self._graphs, batched):
-                    self._at_once, arguments, made = 0, inputs, self._graphs
-                else:
-                    widest = cost.estimate(self._graphs).widest
-                    self._at_once = int(np.clip(_BATCH_ELEMENTS // max(widest, 1), 1, MOST_AT_ONCE))
-                    arguments = batched
-                self._function = pymc_compile(arguments, made, on_unused_input="ignore", mode=quick_mode())
-        assert self._function is not None
-        reseed_rngs(self._rngs, random_seed)
-        given = [np.asarray(values[name], dtype=var.type.dtype) for name, var in self._inputs.items()]
-        with np.errstate(all="ignore"):
-            n, some = len(given[0]), self._at_once
-            each = [slice(k, k + some) for k in range(0, n, some)] if some else range(n)
-            parts = [self._function(*[g[at] for g in given]) for at in each]
-        join = np.concatenate if self._at_once else np.stack
-        return {name: join(part) for name, part in zip(self._outputs, zip(*parts, strict=True), strict=True)}
-
-
-def _differ(made: Sequence[Variable], single: Sequence[Variable], inputs: Sequence[Variable]) -> bool:
-    """Tell whether all outputs have an axis of draws, and all random numbers depend on what differs among these."""
-    random = [node for node in toposort(made) if isinstance(node.op, RNGConsumerOp)]
-    depend = all(not set(inputs).isdisjoint(ancestors(node.inputs)) for node in random)
-    return depend and all(m.type.ndim == s.type.ndim + 1 for m, s in zip(made, single, strict=True))
-
-
-def _given_data(summed: SummedOut) -> tuple[Graphs, dict[str, Graphs]]:
-    """Return draws of variables that data depend on, and what draws of chains are made of, by name."""
-    if len(summed.unused) == len(summed.names):
-        return ({}, {}), {}
-    from pymc_ngvi.density.discrete.states import given_data
-
-    with without_c():
-        return given_data(summed.model)
+                outputs = drawn_anew(list(graph_replace(made, {**own, **parts}, strict=False)), flat[0])
+                self._function = OnDraws(self._model, flat, outputs)
+        self._function.reseed(random_seed)
+        return dict(zip(self._outputs, self._function(draws), strict=True))
 
 
 def _rest(summed: SummedOut) -> Graphs:

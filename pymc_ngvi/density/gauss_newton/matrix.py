@@ -555,9 +555,8 @@ class Rest(CoordinateHessian):
         """Its sparsity."""
         parts = self._parts
         return SparseHessian(
-            parts.rest, parts.theta, parts.start, parts.graphs.minibatches.rows, self.products_of_draws,
-            lambda: None, parts.widest,
-        )  # fmt: skip
+            parts.rest, parts.theta, parts.start, parts.graphs.minibatches.rows, self.products_along, lambda: None
+        )
 
     def _function(self) -> Function:
         return self._functions.once("rest", self._compile)

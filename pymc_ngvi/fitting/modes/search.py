@@ -254,8 +254,8 @@ _MOST_HUMPS, _MOST_CLIMBED, _PER_LINE = 12, 100, 5
 #: Correlation in draws of the prior, times their root, below which it is none.
 _CORRELATED = 4.0
 #: Coordinates at most given which log p is concave in all others, where profiles are enough; one of so many steps along
-#: a line, there; steps of a climb with one coordinate given; draws of the prior.
-_FEW, _EACH, _STEPS_OF_PROFILE, _N_PRIOR = 3, 3, 20, 128
+#: a line, there.
+_FEW, _EACH = 3, 3
 
 
 @dataclass(frozen=True)
@@ -409,7 +409,7 @@ def profile_humps(density: ModelDensity, q: GaussianState, prior: Array, outside
         z = np.zeros((len(line), q.n_dim + 1))
         z[:, -1] = q.mean()[coordinate] + line
         with np.errstate(all="ignore"):
-            z, logp = ascend(along, z, _STEPS_OF_PROFILE)
+            z, logp = ascend(along, z, N_STEPS)
         at = int(np.argmin(np.abs(line)))
         lowest = np.append(np.minimum.accumulate(logp[at::-1])[::-1], np.minimum.accumulate(logp[at:])[1:])
         found.append(along.points(z[_are_humps(logp[None])[0] & (logp > lowest + VALLEY)]))
@@ -435,8 +435,8 @@ logger = logging.getLogger("pymc.ngvi")
 _LEAST_SECONDS, _OF_CLIMBS = 10.0, 0.25
 #: Climbs, and points to begin from: at most; climbs at least.
 _MOST_CLIMBS, _MOST_LOOKED, _FEWEST_CLIMBS = 48, 768, 6
-#: Seconds of a search that takes longer than the fit from which on that is said beforehand; and of any search.
-_SAID, _LONG = 2.0, 10.0
+#: Seconds of a search that takes longer than the fit from which on that is said beforehand.
+_SAID = 2.0
 #: Variance that a mode of next to no mass is to add, as a part.
 _OF_VARIANCE = 0.02
 #: Differences of log p, and of log masses, within which modes are equal.
@@ -520,7 +520,7 @@ class ModeSearch:
         n_fits = int(np.clip((1.0 - _OF_CLIMBS) * seconds / max(of_fit, linalg.TINY), 1, _MOST_FITS))
         takes = (n_climbs * of_climb + n_looked) * each
         show(text := f"Looking for other modes: {in_words(takes)}")
-        if takes >= _LONG or takes >= max(_SAID, of_fit):
+        if takes >= _LEAST_SECONDS or takes >= max(_SAID, of_fit):
             logger.info(f"{text}{', longer than the fit took' if takes > of_fit else ''}.")
         counted = density.n_gradients, density.n_hessians
         try:
@@ -536,7 +536,7 @@ class ModeSearch:
         # In few dimensions climbs cost little, and find peaks that are narrower than lines are fine.
         is_large = is_sound and density.n_dim > MOST_NEWTON
         if is_large and (outside := concave_given(density, _FEW)) is not None:
-            prior = _prior(density, _N_PRIOR, self.stream)
+            prior = _prior(density, _N_WEIGHED, self.stream)
             if len(prior) >= _LEAST_PRIOR:
                 places = profile_humps(density, q, prior, outside)
                 modes = self._that_count(self._starts(q, elbo, places), q, elbo)
