@@ -31,7 +31,7 @@ from pymc_ngvi.graphs.backends import (
     quickly,
     without_c,
 )
-from pymc_ngvi.graphs.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
+from pymc_ngvi.ops.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.loops import hold_by_rows
 from pymc_ngvi.graphs.rewrites import has_op

@@ -19,7 +19,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.jets import ForwardMode, NoJet
+from pymc_ngvi.ops.jets import ForwardMode, NoJet
 from pymc_ngvi.graphs.programs import program_of
 from pymc_ngvi.ops import elements, registry
 from pymc_ngvi.ops.elements import Facts, ScalarForm
