@@ -456,6 +456,8 @@ _LEAD = 2
 @singledispatch
 def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
     """Return the rule of an operation."""
+    if type(core_op(op)) in _OF_MATRICES:
+        return _OF_MATRICES[type(core_op(op))]
     if not MOVEMENT.keys().isdisjoint(type(core_op(op)).__mro__):
         return Movement(node, kinds)
     if JetKind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
@@ -664,11 +666,6 @@ def _crossed(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
     return both
 
 
-@structural.register
-def _product(op: Dot, node: Apply, kinds: _Kinds) -> Rule:
-    return _products
-
-
 def _products(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
     if len(x) == 1 or len(y) == 1:
         return np.matmul(x, y)
@@ -695,11 +692,6 @@ def _or_nan(function: Callable[..., AnyArray], *arrays: AnyArray) -> AnyArray:
         return out
 
 
-@structural.register
-def _solve(op: Solve, node: Apply, kinds: _Kinds) -> Rule:
-    return _solution
-
-
 def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
     value = _or_nan(np.linalg.solve, a[:1], b[:1])
     if len(a) == len(b) == 1:
@@ -713,11 +705,6 @@ def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
         seconds = rest[n:] if len(a) == 1 else rest[n:] - _crossed(space, a, out)
         space.seconds(out)[:] = np.matmul(inverse, seconds)
     return out
-
-
-@structural.register
-def _cholesky(op: Cholesky, node: Apply, kinds: _Kinds) -> Rule:
-    return _lower_factor
 
 
 def _lower_factor(space: Space, a: AnyArray) -> AnyArray:
@@ -740,11 +727,6 @@ def _lower_factor(space: Space, a: AnyArray) -> AnyArray:
     return out
 
 
-@structural.register
-def _sizes(op: SLogDet, node: Apply, kinds: _Kinds) -> Rule:
-    return _signs_and_log_determinants
-
-
 def _signs_and_log_determinants(space: Space, a: AnyArray) -> list[AnyArray]:
     sign, value = np.linalg.slogdet(a[:1])
     if len(a) == 1:
@@ -759,11 +741,10 @@ def _signs_and_log_determinants(space: Space, a: AnyArray) -> list[AnyArray]:
     return [space.lifted(sign), out]
 
 
-@structural.register
-def _for_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
-    """Return the rule of a batch: those of matrices are of the last axes, whatever others there are."""
-    rule = structural.dispatch(type(op.core_op) if isinstance(op.core_op, Cholesky | Dot | SLogDet | Solve) else Op)
-    return rule(op.core_op, node, kinds)
+#: Rules of operations on matrices, which are those of batches, too.
+_OF_MATRICES: dict[type, Rule] = {
+    Dot: _products, Solve: _solution, Cholesky: _lower_factor, SLogDet: _signs_and_log_determinants,
+}  # fmt: skip
 
 
 # --- log p, its gradient and its Hessian at many points, from one pass through its graph ---
