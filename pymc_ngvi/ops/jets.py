@@ -509,9 +509,9 @@ class Movement:
     """The rule of an operation that moves elements, or adds some to others: where they go is found once."""
 
     def __init__(self, node: Apply, kinds: _Kinds) -> None:
+        rule: Any = operation(node.op).elements
         self._node, self._facts = node, _Facts(node, kinds)
-        rule = operation(node.op).elements
-        self._elements: Any = None if isinstance(rule, str) else rule(node, self._facts)
+        self._elements = rule(node, self._facts)
         self._adds = not isinstance(self._elements, Rearranged)
         self._n = 2 if self._adds else len(self._elements.inputs)
         if self._elements is None or any(kind is not JetKind.FIXED for kind in kinds[self._n :]):
@@ -539,7 +539,7 @@ class Movement:
     def _found(self, lead: tuple[int, ...]) -> list[tuple[Any, tuple[int, ...]]]:
         """Return which of all elements each output has, or each that is added is added to, and their shape."""
         if self._adds:
-            origins = [AddedAt(self._node, self._facts).targets()]
+            origins = [AddedAt(self._node, self._facts).targets()]  # type: ignore[arg-type]
         else:
             origins = [origin - 1 for origin in self._elements.origins(self._elements.numbered()[0])]
         return [(consecutive(origin.ravel()), (*lead, *origin.shape)) for origin in origins]
@@ -551,7 +551,7 @@ class Movement:
         if isinstance(at, slice):
             x[:, :, at] += y
         else:
-            np.add.at(x, (slice(None), slice(None), at), y)
+            np.add.at(x, (slice(None), slice(None), at), y)  # type: ignore[arg-type]
         return x
 
 

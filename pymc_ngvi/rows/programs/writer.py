@@ -270,9 +270,9 @@ def _simpler(writer: Writer, name: str, args: Sequence[Written]) -> Written | No
 def _fits(writer: Writer, form: Form, value: Written, values: dict[str, Written]) -> bool:
     """Tell whether a value is of a form, and note what names stand for."""
     if isinstance(form, tuple):
-        args = writer.parts(value, form[0])
-        orders = (args, args[::-1]) if args is not None and form[0] == "mul" else (args,)
-        return args is not None and any(
+        args = writer.parts(value, form[0]) or []
+        orders = (args, args[::-1]) if form[0] == "mul" else (args,)
+        return bool(args) and any(
             all(_fits(writer, one, arg, values) for one, arg in zip(form[1:], order, strict=True)) for order in orders
         )
     number = writer.number(value)
