@@ -31,11 +31,11 @@ from pymc_ngvi.graphs.backends import (
     quickly,
     without_c,
 )
-from pymc_ngvi.graphs.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.loops import hold_by_rows
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
+from pymc_ngvi.ops.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
 from pymc_ngvi.reading.affine import Factor
 from pymc_ngvi.reading.found import DataSeen, Reading
 from pymc_ngvi.reading.terms import Terms

@@ -19,8 +19,8 @@ from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonGraphs, GaussNewton
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.graphs.jets import Jets
 from pymc_ngvi.graphs.loops import draws_in_call
+from pymc_ngvi.ops.jets import Jets
 from pymc_ngvi.rows.linear_map import entries_of
 from pymc_ngvi.rows.row_hessian import PredictorMeanHessian
 

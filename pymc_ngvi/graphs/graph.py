@@ -226,11 +226,8 @@ def over_draws(outputs: list[Variable], theta: Variable) -> tuple[Variable, list
 
 def over_directions(product: Variable, direction: Variable) -> tuple[Variable, Variable]:
     """Vectorise a function of a direction, as a Hessian-vector product is, over directions, (n_directions, n_dim)."""
-    matrix = pt.matrix("directions", dtype="float64", shape=(None, direction.type.shape[0]))
-    [batched] = vectorised([product], {direction: matrix})
-    if batched.type.ndim == product.type.ndim:  # does not depend on the direction: a Hessian of zeros
-        batched = pt.broadcast_to(batched, (matrix.shape[0], *batched.shape))
-    return matrix, batched
+    directions, [batched] = over_draws([product], direction)
+    return directions, batched
 
 
 def over_draws_and_directions(

@@ -17,14 +17,14 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pymc.ode import DifferentialEquation
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.gradient import DisconnectedType
-from pytensor.graph import Apply, Op, Variable, graph_inputs, rewrite_graph
+from pytensor.gradient import DisconnectedType, jacobian
+from pytensor.graph import Apply, Op, Variable, graph_replace, rewrite_graph
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.graphs.jets import JetKind, Program, Space
+from pymc_ngvi.graphs.backends import quickly
+from pymc_ngvi.graphs.loops import vectorised
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.graphs.rewrites import copy_of, has_op, rewritten
 from pymc_ngvi.rows.programs.operations import OnNumPy
@@ -54,7 +54,7 @@ class Equations:
 
 @functools.lru_cache(maxsize=16)
 def slopes_of(equations: Equations, order: int) -> Slopes:
-    """Return f and its derivatives, all that is not 0 in one program; they are carried along where f has arrays."""
+    """Return f and its derivatives, all that is not 0 in one program; of a function with arrays, by PyTensor."""
     n = equations.n_states + equations.n_parameters
     numbers, t = [pt.scalar(dtype="float64") for _ in range(n)], pt.scalar("t", dtype="float64")
     both = pt.stack(numbers)
@@ -66,7 +66,7 @@ def slopes_of(equations: Equations, order: int) -> Slopes:
         writer, values = read([*numbers, t], f)
         parts = derivatives(writer, values, n, order)
     except CannotFollow:
-        return _carried_along(numbers, t, pt.stack(f), order)
+        return _by_pytensor(numbers, t, pt.stack(f), order)
     evaluate, every = OnNumPy(writer.written(list(parts.values()))).run, slice(None)
     places: Any = [(len(axes), [(every, i, *at) for at in set(permutations(axes))]) for i, *axes in parts]
 
@@ -81,16 +81,19 @@ def slopes_of(equations: Equations, order: int) -> Slopes:
     return slopes
 
 
-def _carried_along(numbers: list[Variable], t: Variable, f: Variable, order: int) -> Slopes:
-    data = [var for var in graph_inputs([f]) if isinstance(var, SharedVariable)]
-    kinds = [*[JetKind.JET] * len(numbers), *[JetKind.FIXED] * (1 + len(data))]
-    program = Program([*numbers, t, *data], kinds, [f])
+def _by_pytensor(numbers: list[Variable], t: Variable, f: Variable, order: int) -> Slopes:
+    points = pt.matrix("points", dtype="float64", shape=(None, len(numbers)))
+    point = pt.vector("point", dtype="float64", shape=(len(numbers),))
+    parts = list(graph_replace([f], {number: point[i] for i, number in enumerate(numbers)}, strict=False))
+    for _ in range(order):
+        flat = jacobian(parts[-1].ravel(), point, disconnected_inputs="ignore", vectorize=True)
+        parts.append(flat.reshape((*parts[-1].type.shape, len(numbers))))
+    function = quickly([points, t], vectorised(parts, {point: points}))
 
     def slopes(both: Array, t: float) -> list[Array]:
-        space = Space(len(numbers), len(both), order)
-        known = [np.asarray(x)[None, None] for x in (t, *[var.get_value(borrow=True) for var in data])]
-        [found] = program(space, [*np.moveaxis(space.of_points(both), 2, 0), *known])
-        return space.apart(found)
+        found = function(both, t)
+        shapes = ((len(both), *part.type.shape) for part in parts)
+        return [np.broadcast_to(value, shape) for value, shape in zip(found, shapes, strict=True)]
 
     return slopes
 

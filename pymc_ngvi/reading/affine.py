@@ -282,33 +282,6 @@ def _is_check(node: Apply) -> bool:
     return any(var.owner is not None and isinstance(var.owner.op, CAReduce) for var in ancestors([condition]))
 
 
-@dataclass(frozen=True)
-class _Factor:
-    """An unknown factor, and its shape."""
-
-    value: Variable
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, factors: list[Variable], facts: Facts) -> "_Factor":
-        """Return the product of several, of as many axes each."""
-        shape = np.broadcast_shapes(*[facts.shape(f) for f in factors])
-        return cls(functools.reduce(pt.mul, factors), shape)
-
-    def times(self, other: "_Factor") -> "_Factor":
-        """Return the product."""
-        return _Factor(self.value * other.value, np.broadcast_shapes(self.shape, other.shape))
-
-    def expanded(self, axes: tuple[int, ...]) -> "_Factor":
-        """Return the same with further axes of length 1."""
-        return _Factor(pt.expand_dims(self.value, axes), np.expand_dims(np.empty(self.shape), axes).shape)
-
-    def alone(self, ndim: int) -> "_Factor | None":
-        """Return the same with another number of axes, where it is a single number."""
-        shape = (1,) * ndim
-        return _Factor(self.value.reshape(shape), shape) if all(n == 1 for n in self.shape) else None
-
-
 class _LinearSums:
     """Variables that are linear functions of others, some of which are added up."""
 
@@ -326,33 +299,32 @@ class _LinearSums:
         adds = _added_axes(node, self._facts) is not None or any(i in self._found for i in varying)
         return adds and is_linear(node, self._facts)
 
-    def factor_of(self, node: Apply) -> tuple[Variable, _Factor] | None:
+    def factor_of(self, node: Apply) -> tuple[Variable, Variable] | None:
         """Return the sum that a product has among its factors, and the others; None for what is no such product."""
-        facts = self._facts
-        if not isinstance(node.op, Elemwise) or len(varying := varying_inputs(node, facts)) < 2:
+        if not isinstance(node.op, Elemwise) or len(varying := varying_inputs(node, self._facts)) < 2:
             return None
         if isinstance(node.op.scalar_op, ps.TrueDiv):
             numerator, divisor = node.inputs
-            return (numerator, _Factor(1.0 / divisor, facts.shape(divisor))) if numerator in self._found else None
+            return (numerator, 1.0 / divisor) if numerator in self._found else None
         found = [i for i in varying if i in self._found] if isinstance(node.op.scalar_op, ps.Mul) else []
-        return (found[0], _Factor.of([i for i in node.inputs if i is not found[0]], facts)) if len(found) == 1 else None
+        others = [i for i in node.inputs if i not in found]
+        return (found[0], functools.reduce(pt.mul, others)) if len(found) == 1 else None
 
-    def times(self, var: Variable, factor: _Factor, depth: int = 0) -> Variable:
+    def times(self, var: Variable, factor: Variable, depth: int = 0) -> Variable:
         """Return a variable times a factor of as many axes, which goes to what is added up."""
         node = var.owner
         if var not in self._found or depth > _MOST_NESTED:
-            return factor.value * var
+            return factor * var
         if (found := self.factor_of(node)) is not None:
-            return self.times(found[0], found[1].times(factor), depth + 1)
+            return self.times(found[0], found[1] * factor, depth + 1)
         multiplied = self._multiplied(node)
-        inner: _Factor | None = factor
         if isinstance(node.op, CAReduce):
-            inner = factor.expanded(_added_axes(node, self._facts) or ())
+            factor = pt.expand_dims(factor, _added_axes(node, self._facts) or ())
         elif not isinstance(node.op, Elemwise):
-            inner = factor.alone(multiplied[0].type.ndim) if multiplied else None
-        if inner is None:
-            return factor.value * var
-        return node.op(*[self.times(i, inner, depth + 1) if i in multiplied else i for i in node.inputs])
+            if not multiplied or not all(factor.type.broadcastable):  # it has to be a number
+                return factor * var
+            factor = factor.reshape((1,) * multiplied[0].type.ndim)
+        return node.op(*[self.times(i, factor, depth + 1) if i in multiplied else i for i in node.inputs])
 
     def _multiplied(self, node: Apply) -> list[Variable]:
         """Return the inputs to multiply, in order to multiply what a node makes; none where that can't be told."""

@@ -56,42 +56,42 @@ _INDEXING = (AdvancedSubtensor, Subtensor)
 _COPIES = (ps.Identity, ps.Cast)
 
 
+#: Free variables.
+type Names = frozenset[str]
+
+
+def _union(variables: Iterable[Variable], made_of: Mapping[Variable, Names]) -> Names:
+    return frozenset[str]().union(*(made_of.get(var, frozenset()) for var in variables))
+
+
 class Lineage:
     """Answers what in a model is made of what; free variables are known by name."""
 
     def __init__(self, model: pm.Model) -> None:
         self.model = model
         self.free = {rv.name: rv for rv in model.free_RVs}
-        self._names = list(self.free)
-        self._bit = {rv: 1 << i for i, rv in enumerate(model.free_RVs)}
         self._outputs = [*model.observed_RVs, *model.potentials, *model.deterministics, *model.free_RVs]
         self._nodes = list(toposort(self._outputs))
         self._products: set[Variable] = set()
-        self._masks = self._all_masks({})
+        #: The free variables that each variable is made of.
+        self._made_of = self._all_made_of({})
         self._clients: dict[Variable, list[Apply]] = defaultdict(list)
         for node in self._nodes:
             for var in set(node.inputs):
                 self._clients[var].append(node)
 
-    def _all_masks(self, fixed: dict[Variable, int]) -> dict[Variable, int]:
-        """Return which free variables each variable is made of, as bits; ``fixed`` says it for some."""
-        masks: dict[Variable, int] = dict(self._bit)
+    def _all_made_of(self, fixed: Mapping[Variable, Names]) -> dict[Variable, Names]:
+        """Return which free variables each variable is made of; ``fixed`` says it for some."""
+        known = {**{rv: frozenset([name]) for name, rv in self.free.items()}, **fixed}
+        result = dict(known)
         for node in self._nodes:
-            mask = 0 if isinstance(node.op, Shape | Shape_i) else self._of_inputs(node, masks)
-            for out in node.outputs:
-                masks[out] = fixed.get(out, self._bit.get(out, mask))
-        return masks
+            made_of = frozenset() if isinstance(node.op, Shape | Shape_i) else _union(node.inputs, result)
+            result |= {out: known.get(out, made_of) for out in node.outputs}
+        return result
 
-    @staticmethod
-    def _of_inputs(node: Apply, masks: dict[Variable, int]) -> int:
-        return functools.reduce(lambda mask, var: mask | masks.get(var, 0), node.inputs, 0)
-
-    def _named(self, mask: int) -> set[str]:
-        return {name for i, name in enumerate(self._names) if mask >> i & 1}
-
-    def parents(self, var: Variable) -> set[str]:
+    def parents(self, var: Variable) -> Names:
         """Return the free variables that a variable is computed from."""
-        return self._named(self._masks.get(var, 0))
+        return self._made_of.get(var, frozenset())
 
     @functools.cache  # noqa: B019  (lives as long as the search for roles)
     def ancestors(self, name: str) -> frozenset[Variable]:
@@ -100,17 +100,17 @@ class Lineage:
 
     # --- priors ---
 
-    def prior(self, rv: Variable) -> set[str]:
+    def prior(self, rv: Variable) -> Names:
         """Return the free variables in the prior of one."""
-        return self._named(self._of_inputs(rv.owner, self._masks)) if rv.owner is not None else set()
+        return _union(rv.owner.inputs, self._made_of) if rv.owner is not None else frozenset()
 
-    def prior_scales(self, rv: Variable) -> set[str]:
+    def prior_scales(self, rv: Variable) -> Names:
         """Return the free variables in the scale of the prior of one; none where the prior has no such parameter."""
         if self.sums_to_zero(rv):
             return self.prior(rv)
         params, name = _parameters(rv)
         place = _SCALE_AT.get(name)
-        return set() if place is None or place >= len(params) else self.parents(params[place])
+        return frozenset() if place is None or place >= len(params) else self.parents(params[place])
 
     def sums_to_zero(self, rv: Variable) -> bool:
         """Tell whether a variable is a ZeroSumNormal over one axis."""
@@ -124,16 +124,16 @@ class Lineage:
 
     # --- what a variable is used for ---
 
-    def multipliers(self, rv: Variable) -> set[str]:
+    def multipliers(self, rv: Variable) -> Names:
         """Return the free variables in what multiplies a free variable before anything is added to it.
 
         None where it has a prior with parameters, or does not range over all real numbers.
         """
         if self.prior(rv) or not self._is_real(rv):
-            return set()
+            return frozenset()
         products = self._products_of(rv)
         self._products.update(products)
-        return self._named(functools.reduce(lambda mask, out: mask | products[out], products, 0))
+        return _union(products, products)
 
     def is_standardised(self, rv: Variable) -> bool:
         """Tell whether an array of standard normals is multiplied by parameters: effects relative to their scale."""
@@ -150,25 +150,22 @@ class Lineage:
         standard = name == "NormalRV" and [_constant(p) for p in params] == [0.0, 1.0]
         if not standard or not self._is_real(rv) or rv.type.ndim != 1:
             return False
-        others = self._named(functools.reduce(int.__or__, self._products_of(rv, added=True).values(), 0))
-        return any(self.free[name].type.ndim > 0 for name in others)
+        products = self._products_of(rv, added=True)
+        return any(self.free[name].type.ndim > 0 for name in _union(products, products))
 
     def is_indexed(self, rv: Variable) -> bool:
         """Tell whether levels of a variable are picked, as by observations."""
         return any(isinstance(node.op, AdvancedSubtensor) for node in self._ways(rv))
 
-    def used_elsewhere(self, effects: set[str]) -> set[str]:
+    def used_elsewhere(self, effects: set[str]) -> Names:
         """Return the free variables that the data, potentials or priors depend on other than through some effects."""
-        own = functools.reduce(lambda mask, name: mask | self._bit[self.free[name]], effects, 0)
-        fixed = {out: self._masks[out] & own for out in self._products if self._masks[out] & own}
-        masks = self._all_masks(fixed)
-        mask = 0
+        made_of = self._all_made_of({out: own for out in self._products if (own := self._made_of[out] & effects)})
+        read = set[Variable]()
         for var in [*self.model.observed_RVs, *self.model.potentials, *self.model.free_RVs]:
             if var.owner is not None and var.name not in effects:
                 # A free variable stands for itself: what its prior depends on counts, and is among the inputs.
-                random = var in self._bit or var in self.model.observed_RVs
-                mask |= self._of_inputs(var.owner, masks) if random else masks[var]
-        return self._named(mask) - effects
+                read.update([var] if var in self.model.potentials else var.owner.inputs)
+        return _union(read, made_of) - effects
 
     def _is_real(self, rv: Variable) -> bool:
         return self.model.rvs_to_transforms.get(rv) is None or self.sums_to_zero(rv)
@@ -196,21 +193,19 @@ class Lineage:
         if added and isinstance(scalar_op, ps.Add | ps.Sub | ps.Neg):
             return True
         others = [i for i in node.inputs if i is not var]
-        data = isinstance(scalar_op, ps.Mul | ps.TrueDiv) and not any(self._masks.get(i, 0) for i in others)
+        data = isinstance(scalar_op, ps.Mul | ps.TrueDiv) and not any(map(self.parents, others))
         return data or isinstance(scalar_op, _COPIES)
 
-    def _products_of(self, rv: Variable, *, added: bool = False) -> dict[Variable, int]:
+    def _products_of(self, rv: Variable, *, added: bool = False) -> dict[Variable, Names]:
         """Return the products of a variable with what is made of other free variables, and which these are."""
         products = {}
         for node in self._ways(rv, added=added):
             scalar_op = getattr(node.op, "scalar_op", None)
             multiplies = isinstance(scalar_op, ps.Mul | ps.TrueDiv) and not isinstance(node.op, CAReduce)
             if multiplies or isinstance(core_op(node.op), Dot) or type(core_op(node.op)).__name__ == "Einsum":
-                others = [self._masks.get(i, 0) for i in node.inputs if not self._masks.get(i, 0) & self._bit[rv]]
-                mask = functools.reduce(int.__or__, others, 0)
-                if mask:
-                    products[node.outputs[0]] = mask
-        return products
+                others = [i for i in node.inputs if rv.name not in self.parents(i)]
+                products[node.outputs[0]] = _union(others, self._made_of)
+        return {out: names for out, names in products.items() if names}
 
 
 def top_level_priors(model: pm.Model, names: Sequence[str]) -> list[str]:
@@ -443,9 +438,7 @@ def _find_effects(
         across = tuple(a for a in across if a not in terms)
         inside = math.prod(n for a, n in enumerate(extent.shape) if a not in across)
         if not centred:
-            scales = {
-                u.name for u in layout.variables if u.name in scales and (u.size in (1, inside) or not axes[u.name])
-            }
+            scales &= {u.name for u in layout.variables if u.size in (1, inside) or not axes[u.name]}
         latent = v.size > MAX_ROWS and lineage.is_latent_trait(rv)
         if across and (centred or scales or latent):
             found[v.name] = _Effects(v, across, extent, frozenset(scales), raw=not centred and bool(scales))

@@ -12,7 +12,6 @@ import math
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -81,8 +80,7 @@ class RowFunction:
 
     def at(self, index: NDArray[np.int64], keep: NDArray[np.bool_]) -> "RowFunction":
         """Return some of the rows, with other numbers for the predictors, (n_rows, k)."""
-        data = [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, keep]) for d in self.data]
-        return replace(self, index=np.ascontiguousarray(index[keep]), data=data)
+        return self.some(np.flatnonzero(keep), np.ascontiguousarray(index[keep]))
 
     def some(self, rows: Index, index: NDArray[np.int64]) -> "RowFunction":
         """Return some of the rows, in that order, of predictors (n_rows, k)."""
@@ -381,41 +379,11 @@ _FAR = 3
 _OF_DERIVATIVES = 0.1
 
 
-class ChosenRules(NamedTuple):
-    """Rules of rows, and what they give."""
-
-    #: shape (n_rows,).
-    codes: Levels
-    #: See `RowFunction.whitened`; shape (1 + k + k (k + 1) / 2, n_rows).
-    whitened: Array
-    #: Nats by which expectations may be wrong, as far as finer rules tell; infinite where they are not finite; shape
-    #: (n_rows,).
-    error: Array
-
-
-def chosen(
-    function: RowFunction, mean: Array, root: Array, rows: Index, codes: Levels, whitened: Array, tolerance: float
-) -> ChosenRules:
-    """Choose the rules of rows, from given ones on.
+class _RuleSearch:
+    """Chooses the rules of rows, from given ones on; each block of directions of a row has a finer one, tried, or none.
 
     Where the expectation differs too much from that by the next finer rule in one of the directions, that one is taken.
     """
-    search = _RuleSearch(function, mean, root, rows, codes, whitened)
-    left = np.arange(len(codes))
-    for block in range(len(function.blocks)):
-        search.compare(block, left)
-    while len(left):
-        worst = search.to_refine(left, tolerance)
-        for block in range(len(function.blocks)):
-            at = left[worst == block]
-            search.refine(block, at)
-            search.compare(block, at)
-        left = left[worst >= 0]
-    return ChosenRules(search.codes, search.whitened, search.apart.sum(axis=0))
-
-
-class _RuleSearch:
-    """The state of a choice; each block of directions of each row has a finer rule, tried, or none."""
 
     def __init__(
         self, function: RowFunction, mean: Array, root: Array, rows: Index, codes: Levels, whitened: Array
@@ -423,9 +391,23 @@ class _RuleSearch:
         self._function, self._mean, self._root, self._rows = function, mean, root, rows
         self.codes, self.whitened = codes.copy(), whitened.copy()
         shape = len(function.blocks), len(codes)
+        #: Nats by which expectations may be wrong, as far as finer rules tell; infinite where they are not finite.
         self.apart = np.full(shape, np.inf)
         self._finer, self._of_finer = np.empty((shape[0], *whitened.shape)), np.full(shape, -1, dtype=np.int16)
         self._can_refine = np.zeros(shape, dtype=bool)
+
+    def run(self, tolerance: float) -> None:
+        """Refine rules until expectations are right to a tolerance."""
+        left = np.arange(len(self.codes))
+        for block in range(len(self.apart)):
+            self.compare(block, left)
+        while len(left):
+            worst = self.to_refine(left, tolerance)
+            for block in range(len(self.apart)):
+                at = left[worst == block]
+                self.refine(block, at)
+                self.compare(block, at)
+            left = left[worst >= 0]
 
     def compare(self, block: int, at: Index) -> None:
         """Try a finer rule in a block of directions; where there is none, what is known of the error stays."""
@@ -494,13 +476,14 @@ class Taken:
     def __init__(
         self, rows: RowFunction, mean: Array, cov: Array, given: tuple[Levels, NDArray[np.float32]] | None
     ) -> None:
-        self._rows, self._mean, self._root = rows, mean, roots(cov)
+        self._rows, self._mean, self.root = rows, mean, roots(cov)
         self._sd = np.sqrt(cov.diagonal(axis1=1, axis2=2).max(axis=1)).astype(np.float32)
         nothing = np.zeros(len(mean), dtype=np.int16), np.zeros(len(mean), dtype=np.float32)
         self._is_new = given is None
         self.codes, self.sd = nothing if given is None else given
-        self.error = np.nan
-        self._whitened = rows.whitened(mean, self._root, self.codes, np.arange(len(mean)))
+        #: Nats by which expectations may be wrong, as far as finer rules tell; NaN where none was tried; (n_rows,).
+        self.errors = np.full(len(mean), np.nan)
+        self._whitened = rows.whitened(mean, self.root, self.codes, np.arange(len(mean)))
 
     @property
     def value(self) -> float:
@@ -508,11 +491,16 @@ class Taken:
         return float(self.values.sum())
 
     @property
+    def error(self) -> float:
+        """Nats by which the expectation may be wrong; NaN where rules of some rows were given."""
+        return float(self.errors.sum())
+
+    @property
     def values(self) -> Array:
         """The expectation of each row, (n_rows,)."""
         return self._whitened[0]
 
-    def choose(self, tolerance: float) -> None:
+    def choose(self, tolerance: float, at_a_time: int = CACHED) -> None:
         """Choose the rules of rows that are wider than those they have were chosen for, or much narrower."""
         wider, narrower = np.ones(len(self.codes), dtype=bool), np.zeros(len(self.codes), dtype=bool)
         if not self._is_new:
@@ -522,29 +510,26 @@ class Taken:
             return
         self.codes, self.sd = np.where(narrower, 0, self.codes).astype(np.int16), self.sd.copy()
         coarser = np.flatnonzero(narrower)
-        mean, root, error = self._mean, self._root, 0.0
+        mean, root = self._mean, self.root
         if len(coarser):
             self._whitened[:, coarser] = self._rows.whitened(mean[coarser], root[coarser], self.codes[coarser], coarser)
-        for part in (at[here] for here in row_slices(len(at), CACHED)):
-            found = chosen(
-                self._rows, mean[part], root[part], part, self.codes[part], self._whitened[:, part], tolerance
-            )
-            self.codes[part], self.sd[part], self._whitened[:, part] = found.codes, self._sd[part], found.whitened
-            error += float(found.error.sum())
-        if len(at) == len(self.codes):
-            self.error = error
+        for part in (at[here] for here in row_slices(len(at), at_a_time)):
+            search = _RuleSearch(self._rows, mean[part], root[part], part, self.codes[part], self._whitened[:, part])
+            search.run(tolerance)
+            self.codes[part], self.sd[part], self._whitened[:, part] = search.codes, self._sd[part], search.whitened
+            self.errors[part] = search.apart.sum(axis=0)
 
     def bends(self) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
         """Return E[f''], E[f^(3)], E[f^(4)] of rows with one predictor, and where the last two are not rounding."""
         second, third, fourth = self._whitened[2:]
-        sd = self._root[:, 0, 0]
+        sd = self.root[:, 0, 0]
         per_sd = np.divide(1.0, sd, out=np.zeros_like(sd), where=sd > 0.0)
         is_bent = np.abs(third) + np.abs(fourth) > _STRAIGHT * (1.0 + np.abs(self._whitened[0]))
         return second * per_sd**2, third * per_sd**3, fourth * per_sd**4, is_bent
 
     def derivatives(self) -> tuple[Array, Array]:
         """Return E[grad f], (n_rows, k), and E[hess f], (n_rows, k, k)."""
-        grad, hessian = derivatives(self._whitened, self._root)
+        grad, hessian = derivatives(self._whitened, self.root)
         if not self._rows.interacts.all():  # quadrature is off by little, but not by nothing
             hessian[:, ~self._rows.interacts] = 0.0
         return grad, hessian

@@ -227,12 +227,8 @@ _REACH, _FIRST = 7.2, 1.2
 #: Change of the logarithm of an integral that is no reason for finer nodes: what is left is about its square. Times
 #: that the rule may be made finer, and over how many widths those of the two sides pass into one another.
 _CHANGE, _FINEST, _BEND = 1e-5, 5, 2.0
-#: Falls of the integrand, in nats, at the ends, and at the first nodes beside the middle: where these are others, nodes
-#: are not where they are to be.
-_END_FALLS, _FIRST_FALLS = (15.0, 40.0), (0.05, 2.0)
-#: Points of a row at which its mode is looked for: in between, it is interpolated. Steps there, and part of a width by
-#: which they may end beside it; steps to the widths.
-_KNOTS, _CLIMBS, _NEAR, _WIDTHS = 7, 40, 0.1, 4
+#: Steps to a mode, and part of a width by which they may end beside it; steps to the widths.
+_CLIMBS, _NEAR, _WIDTHS = 40, 0.1, 4
 #: Steps after which longer ones are tried, as far from a mode those of Newton are short where f is exponential; by what
 #: they are longer.
 _PATIENT, _LONGER = 6, np.array([1.0, 4.0, 16.0])[:, None, None]
@@ -342,7 +338,7 @@ class Integrated:
             own, here = [_of(x, rows) for x in points], [_of(x, rows) for x in data]
             whole = _Integrand(self.function, own, here, [_of(a, rows) for a in slopes])
             shape = (n_points, min(rows.stop, n_rows) - rows.start)
-            place = _placed(whole, shape)
+            place = _found(whole, shape)
             for at in row_slices(n_points, n_at_once):
                 some = whole.at_points([x[at] for x in own])
                 result[at, rows] = take(some, _Place(place.centre[at], place.scale[at], place.bend[at]))
@@ -357,47 +353,8 @@ def _of(values: Array, rows: slice) -> Array:
 # --- where nodes are ---
 
 
-def _placed(of: _Integrand, shape: tuple[int, int]) -> _Place:
-    """Return where nodes are, at all points of some rows.
-
-    With one predictor, mode and widths are smooth functions of it: they are found at a few of its values and
-    interpolated, as nodes need not be anywhere exactly. Where the integrand does not fall off at the ends of these,
-    they are found at all points of a row.
-    """
-    if len(of.points) > 1 or shape[0] <= _KNOTS:
-        return _found(of, shape)
-    place = _between_knots(of, shape)
-    heights, _ = _integrand(of, place, np.array([0.0, -_FIRST, _FIRST, -_REACH, _REACH]))
-    first, last = heights[0] - heights[1:3], heights[0] - heights[3:]
-    is_right = (first > _FIRST_FALLS[0]) & (first < _FIRST_FALLS[1]) & (last > _END_FALLS[0]) & (last < _END_FALLS[1])
-    if not (bad := np.flatnonzero(~is_right.all(axis=(0, 1)))).size:
-        return place
-    exact = _found(of.rows(bad), (shape[0], len(bad)))
-    for values, others in ((place.centre, exact.centre), (place.scale, exact.scale), (place.bend, exact.bend)):
-        values[:, bad] = others
-    return place
-
-
-def _between_knots(of: _Integrand, shape: tuple[int, int]) -> _Place:
-    [points] = of.points
-    points = np.broadcast_to(points, shape)
-    lowest, highest = points.min(axis=0), points.max(axis=0)
-    span = highest - lowest
-    knots = lowest + span * np.linspace(0.0, 1.0, _KNOTS)[:, None]
-    known = _found(of.at_points([knots]), knots.shape)
-    where = (points - lowest) * np.divide(_KNOTS - 1.0, span, out=np.zeros_like(span), where=span > 0.0)
-    where = np.nan_to_num(where)
-    left = np.clip(where.astype(np.intp), 0, _KNOTS - 2)
-    part = where - left
-    parts = []
-    for values in (known.centre, known.scale, known.bend):
-        below, above = np.take_along_axis(values, left, axis=0), np.take_along_axis(values, left + 1, axis=0)
-        parts.append(below + part * (above - below))
-    return _Place(*parts)
-
-
 def _found(of: _Integrand, shape: tuple[int, int]) -> _Place:
-    """Find mode and widths."""
+    """Return where nodes are, by mode and widths."""
     centre, width = _mode(of, shape)
     top = of(centre)
     sides = np.array([[[-1.0]], [[1.0]]])

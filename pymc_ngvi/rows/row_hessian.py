@@ -128,17 +128,14 @@ class RowDerivatives[By]:
 class FirstDerivatives(RowDerivatives[int]):
     """The first derivatives of rows."""
 
-    def _is_one(self, a: int) -> bool:
-        return a < self.n_shared or len(self.index) == 1
-
     @functools.cached_property
     def _columns(self) -> list[slice | Ints]:
-        return [consecutive(column[:1] if self._is_one(a) else column) for a, column in enumerate(self.index.T)]
+        return [consecutive(column[:1] if a < self.n_shared else column) for a, column in enumerate(self.index.T)]
 
     @property
     def places(self) -> list[NDArray[np.int64]]:
         """The predictors that derivatives are by, for each of ``by``: one where all rows share it."""
-        return [self.index[:1, a] if self._is_one(a) else self.index[:, a] for a in self.by]
+        return [self.index[:1, a] if a < self.n_shared else self.index[:, a] for a in self.by]
 
     def __call__(self, eta: Array) -> tuple[Array, list[Array]]:
         """Return the sum over rows, (n_points,), and derivatives, (n_places, n_points) each, at predictors."""
@@ -146,7 +143,7 @@ class FirstDerivatives(RowDerivatives[int]):
         found = self.function(*[eta[:, at] for at in self._columns], *self.data)
         value, *slopes = [x if x.shape == shape else np.broadcast_to(x, shape) for x in found]
         of_places = [
-            slope.sum(axis=1)[None] if self._is_one(a) else slope.T for a, slope in zip(self.by, slopes, strict=True)
+            slope.sum(axis=1)[None] if a < self.n_shared else slope.T for a, slope in zip(self.by, slopes, strict=True)
         ]
         return value.sum(axis=1), of_places
 

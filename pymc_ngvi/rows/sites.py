@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.rows.expectation import ChosenRules, RowFunction, chosen, derivatives, roots, row_slices
+from pymc_ngvi.rows.expectation import RowFunction, Taken
 
 #: Error that each expectation may have, in nats of a row or relative.
 _TOLERANCE = 1e-9
@@ -58,11 +58,8 @@ class RowSites:
 @np.errstate(all="ignore")
 def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
     """Return sites and cavities of rows of one kind."""
-    root = roots(cov)
-    own = _by_quadrature(rows, mean, root)
-    grad, hessian = derivatives(own.whitened, root)
-    hessian[:, ~rows.interacts] = 0.0
-    value = own.whitened[0]
+    own = _expected(rows, mean, cov)
+    (grad, hessian), root, value = own.derivatives(), own.root, own.values
     across = root.swapaxes(1, 2)
     are_free = (root.diagonal(axis1=1, axis2=2) > 0.0) | (cov.diagonal(axis1=1, axis2=2) == 0.0)
     left = np.eye(rows.k) + across @ hessian @ root
@@ -97,9 +94,8 @@ def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
         np.ones((k, k), dtype=np.bool_),
         n_shared=rows.n_shared,
     )
-    found = _by_quadrature(tilted, mean, root)
-    ratio, error = found.whitened[0], found.error
-    log_predictive = np.log(ratio) + value + normaliser
+    ratio = _expected(tilted, mean, cov)
+    log_predictive = np.log(ratio.values) + value + normaliser
     for result in (cavity_mean, cavity_cov, log_predictive):
         result[~usable] = np.nan
     return RowSites(
@@ -112,19 +108,14 @@ def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
         cavity_mean,
         cavity_cov,
         log_predictive,
-        own.error + error / ratio,
+        own.errors + ratio.errors / ratio.values,
     )
 
 
-def _by_quadrature(rows: RowFunction, mean: Array, root: Array) -> ChosenRules:
-    parts = []
-    for part in row_slices(len(mean), _AT_A_TIME):
-        at = np.arange(part.start, part.stop)
-        coarsest = np.zeros(len(at), dtype=np.int16)
-        whitened = rows.whitened(mean[part], root[part], coarsest, at)
-        parts.append(chosen(rows, mean[part], root[part], at, coarsest, whitened, _TOLERANCE))
-    codes, expected, errors = zip(*parts, strict=True)
-    return ChosenRules(np.concatenate(codes), np.concatenate(expected, axis=1), np.concatenate(errors))
+def _expected(rows: RowFunction, mean: Array, cov: Array) -> Taken:
+    result = Taken(rows, mean, cov, None)
+    result.choose(_TOLERANCE, _AT_A_TIME)
+    return result
 
 
 def site_moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Array]:
@@ -134,7 +125,7 @@ def site_moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Arr
     if not len(at):
         return first, second
     some = rows.at(rows.index, np.isin(np.arange(len(mean)), at))
-    first[at] = _mean(some, mean[at], cov[at])
+    first[at] = _expected(some, mean[at], cov[at]).values
 
     def square(*inputs: Array) -> Sequence[Array]:
         """Return the square of the function's distance from its mean, which comes last among the data."""
@@ -142,9 +133,5 @@ def site_moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Arr
         return [(value - inputs[-1]) ** 2]
 
     squared = replace(some, function=square, data=[*some.data, first[at][None]])
-    second[at] = _mean(squared, mean[at], cov[at])
+    second[at] = _expected(squared, mean[at], cov[at]).values
     return first, second
-
-
-def _mean(rows: RowFunction, mean: Array, cov: Array) -> Array:
-    return _by_quadrature(rows, mean, roots(cov)).whitened[0]

@@ -13,7 +13,7 @@ from pymc_ngvi import LogDensity
 from pymc_ngvi.density import flat
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.graphs.jets import ForwardMode
+from pymc_ngvi.ops.jets import ForwardMode
 
 X = np.array([[0.7, -0.4, 1.3], [0.2, 0.9, -1.1], [-0.6, 0.3, 0.5], [1.4, -1.2, 0.1]])
 A = np.array([[0.5, -0.2, 0.7], [1.1, 0.4, -0.3]])

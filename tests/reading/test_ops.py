@@ -19,10 +19,10 @@ from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.jets import ForwardMode, NoJet
 from pymc_ngvi.graphs.programs import program_of
 from pymc_ngvi.ops import elements, registry
 from pymc_ngvi.ops.elements import Facts, ScalarForm
+from pymc_ngvi.ops.jets import ForwardMode, NoJet
 from pymc_ngvi.reading.affine import Dependences, PatternSearch, is_linear
 from pymc_ngvi.rows.programs.operations import Operation as ScalarOperation
 from pymc_ngvi.rows.programs.writer import CannotFollow as NoProgram

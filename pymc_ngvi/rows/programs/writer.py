@@ -2,7 +2,7 @@
 
 import math
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -105,7 +105,7 @@ class Writer:
             with np.errstate(all="ignore"):
                 return self.constant(float(operation.function(*[np.float64(number) for number in numbers])))
         # What is simpler, or keeps more digits.
-        simple = _SIMPLER[name](self, given, numbers) if name in _SIMPLER else None
+        simple = _simpler(self, name, given)
         if simple is not None:
             return simple
         read = tuple(arg.at for arg in given)
@@ -191,141 +191,103 @@ class Writer:
         return total
 
 
-def _add(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
-    x, y = args
-    if numbers[0] == 0.0:
-        return y
-    if numbers[1] == 0.0:
-        return x
-    for one, other in ((x, y), (y, x)):
-        if (negative := writer.parts(other, "neg")) is not None:
-            return one - negative[0]
-    return None
+# --- simpler forms, and forms that keep more digits ---
 
+#: A name stands for any value, one that begins with # for a number; else a number, or an operation with its arguments.
+type Form = str | float | tuple[Any, ...]
 
-def _sub(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
-    x, y = args
-    if numbers[1] == 0.0:
-        return x
-    if numbers[0] == 0.0:
-        return -y
-    if (negative := writer.parts(y, "neg")) is not None:
-        return x + negative[0]
-    if numbers[0] == 1.0 and (logistic := writer.parts(y, "sigmoid")) is not None:
-        return (-logistic[0]).to("sigmoid")
-    return None
-
-
-def _mul(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
-    for number, other in ((numbers[0], args[1]), (numbers[1], args[0])):
-        if number == 0.0:
-            return writer.constant(0.0)
-        if number == 1.0:
-            return other
-        if number == -1.0:
-            return -other
-        if number is not None:
-            return _scaled(writer, number, other)
-    x, y = args
-    if x.at == y.at:
-        return x.to("sqr")
-    for one, other in ((x, y), (y, x)):
-        if (negative := writer.parts(other, "neg")) is not None:
-            return -(one * negative[0])
-    return None
-
-
-def _scaled(writer: Writer, number: float, value: Written) -> Written | None:
-    """Return a number times what is a number times another value, or minus one."""
-    if (negative := writer.parts(value, "neg")) is not None:
-        return -number * negative[0]
-    product = writer.parts(value, "mul")
-    for first, second in (product, product[::-1]) if product is not None else ():
-        if (factor := writer.number(first)) is not None:
-            return (number * factor) * second
-    return None
-
-
-def _div(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
-    if numbers[0] == 0.0:
-        return writer.constant(0.0)
-    if numbers[1] == 1.0:
-        return args[0]
-    if numbers[1] is not None and math.frexp(numbers[1])[0] == 0.5:  # a power of 2: nothing is rounded
-        return args[0] * (1.0 / numbers[1])
-    if numbers[0] == 1.0:
-        return args[1].to("reciprocal")
-    return None
-
-
-def _neg(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
-    if (twice := writer.parts(args[0], "neg")) is not None:
-        return twice[0]
-    if (apart := writer.parts(args[0], "sub")) is not None:
-        return apart[1] - apart[0]
-    return None
-
-
-_POWERS = {0.5: "sqrt", 2.0: "sqr", -1.0: "reciprocal"}
-
-
-def _pow(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
-    if numbers[1] == 0.0:
-        return writer.constant(1.0)
-    if numbers[1] == 1.0:
-        return args[0]
-    if numbers[1] is None:
-        return None
-    if numbers[1] in _POWERS:
-        return args[0].to(_POWERS[numbers[1]])
+#: What is written in the place of an operation, the first that fits. Terms and factors may stand in either order.
+_SIMPLER: list[tuple[tuple[Any, ...], Form]] = [
+    (("add", 0.0, "x"), "x"),
+    (("add", "x", ("neg", "y")), ("sub", "x", "y")),
+    (("sub", "x", 0.0), "x"),
+    (("sub", 0.0, "x"), ("neg", "x")),
+    (("sub", "x", ("neg", "y")), ("add", "x", "y")),
+    (("sub", 1.0, ("sigmoid", "x")), ("sigmoid", ("neg", "x"))),
+    (("mul", 0.0, "x"), 0.0),
+    (("mul", 1.0, "x"), "x"),
+    (("mul", -1.0, "x"), ("neg", "x")),
+    (("mul", "#a", ("neg", "x")), ("mul", ("neg", "#a"), "x")),
+    (("mul", "#a", ("mul", "#b", "x")), ("mul", ("mul", "#a", "#b"), "x")),
+    (("mul", "x", "x"), ("sqr", "x")),
+    (("mul", "x", ("neg", "y")), ("neg", ("mul", "x", "y"))),
+    (("div", 0.0, "x"), 0.0),
+    (("div", "x", 1.0), "x"),
+    (("div", "x", "#power of 2"), ("mul", "x", ("div", 1.0, "#power of 2"))),  # nothing is rounded
+    (("div", 1.0, "x"), ("reciprocal", "x")),
+    (("neg", ("neg", "x")), "x"),
+    (("neg", ("sub", "x", "y")), ("sub", "y", "x")),
+    (("pow", "x", 0.0), 1.0),
+    (("pow", "x", 1.0), "x"),
+    (("pow", "x", 0.5), ("sqrt", "x")),
+    (("pow", "x", 2.0), ("sqr", "x")),
     # Derivatives of reciprocals do not overflow where their product with what is inside does not.
-    return args[0].to("pow", -numbers[1]).to("reciprocal") if numbers[1] < 0.0 else None
+    (("pow", "x", -1.0), ("reciprocal", "x")),
+    (("pow", "x", "#below 0"), ("reciprocal", ("pow", "x", ("neg", "#below 0")))),
+    (("switch", 0.0, "x", "y"), "y"),
+    (("switch", "#not 0", "x", "y"), "x"),
+    (("switch", "condition", "x", "x"), "x"),
+    # A sign that is chosen is a factor.
+    (("switch", "condition", ("neg", "x"), "x"), ("mul", "x", ("switch", "condition", -1.0, 1.0))),
+    (("switch", "condition", "x", ("neg", "x")), ("mul", "x", ("switch", "condition", 1.0, -1.0))),
+    (("log", ("exp", "x")), "x"),
+    (("log", ("sigmoid", "x")), ("neg", ("softplus", ("neg", "x")))),
+    (("log", ("sub", 1.0, "x")), ("log1p", ("neg", "x"))),
+    (("log1p", ("exp", "x")), ("softplus", "x")),
+    (("log1p", ("neg", ("sigmoid", "x"))), ("neg", ("softplus", "x"))),
+    (("log1p", ("neg", ("exp", "x"))), ("log1mexp", "x")),
+    (("log1mexp", ("log1mexp", "x")), ("switch", ("le", "x", 0.0), "x", math.nan)),
+]  # fmt: skip
+#: Which numbers some names are for.
+_OF_A_KIND: dict[str, Callable[[float], bool]] = {
+    "#power of 2": lambda number: math.frexp(number)[0] == 0.5,
+    "#below 0": lambda number: number < 0.0,
+}
 
 
-def _switch(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
-    if numbers[0] is not None:
-        return args[1] if numbers[0] else args[2]
-    condition, x, y = args
-    if x.at == y.at:
-        return x
-    for one, other, sign in ((x, y, -1.0), (y, x, 1.0)):  # a sign that is chosen is a factor
-        if (negative := writer.parts(one, "neg")) is not None and negative[0].at == other.at:
-            return other * condition.to("switch", sign, -sign)
+def _by_operation() -> dict[str, list[tuple[list[tuple[Form, ...]], Form]]]:
+    """Return the arguments that fit, in any order that counts for the same, and what is written, by operation."""
+    result: dict[str, list[tuple[list[tuple[Form, ...]], Form]]] = {}
+    for (name, *args), form in _SIMPLER:
+        orders = [tuple(args), tuple(args[::-1])] if name in ("add", "mul") else [tuple(args)]
+        result.setdefault(name, []).append((orders, form))
+    return result
+
+
+_SIMPLER_BY_NAME = _by_operation()
+
+
+def _simpler(writer: Writer, name: str, args: Sequence[Written]) -> Written | None:
+    """Return what is written in the place of an operation; None where that is the operation itself."""
+    for orders, form in _SIMPLER_BY_NAME.get(name, ()):
+        for wanted in orders:
+            values: dict[str, Written] = {}
+            if all(_fits(writer, one, arg, values) for one, arg in zip(wanted, args, strict=True)):
+                return _written(writer, form, values)
     return None
 
 
-def _log(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
-    if (inner := writer.parts(args[0], "exp")) is not None:
-        return inner[0]
-    if (inner := writer.parts(args[0], "sigmoid")) is not None:
-        return -(-inner[0]).to("softplus")
-    if (inner := writer.parts(args[0], "sub")) is not None and writer.number(inner[0]) == 1.0:
-        return (-inner[1]).to("log1p")
-    return None
+def _fits(writer: Writer, form: Form, value: Written, values: dict[str, Written]) -> bool:
+    """Tell whether a value is of a form, and note what names stand for."""
+    if isinstance(form, tuple):
+        args = writer.parts(value, form[0]) or []
+        orders = (args, args[::-1]) if form[0] == "mul" else (args,)
+        return bool(args) and any(
+            all(_fits(writer, one, arg, values) for one, arg in zip(form[1:], order, strict=True)) for order in orders
+        )
+    number = writer.number(value)
+    if not isinstance(form, str):
+        return number == form
+    if form[0] == "#" and (number is None or not _OF_A_KIND.get(form, bool)(number)):
+        return False
+    return values.setdefault(form, value).at == value.at
 
 
-def _log1p(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
-    if (inner := writer.parts(args[0], "exp")) is not None:
-        return inner[0].to("softplus")
-    if (inner := writer.parts(args[0], "neg")) is None:
-        return None
-    if (logistic := writer.parts(inner[0], "sigmoid")) is not None:
-        return -logistic[0].to("softplus")
-    if (exponential := writer.parts(inner[0], "exp")) is not None:
-        return exponential[0].to("log1mexp")
-    return None
-
-
-def _log1mexp(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
-    if (inner := writer.parts(args[0], "log1mexp")) is not None:
-        return inner[0].to("le", 0.0).to("switch", inner[0], math.nan)
-    return None
-
-
-_SIMPLER = {
-    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "pow": _pow, "switch": _switch, "log": _log,
-    "log1p": _log1p, "log1mexp": _log1mexp,
-}  # fmt: skip
+def _written(writer: Writer, form: Form, values: dict[str, Written]) -> Written:
+    """Write a form."""
+    if isinstance(form, tuple):
+        return writer.call(form[0], *[_written(writer, part, values) for part in form[1:]])
+    return values[form] if isinstance(form, str) else writer.constant(form)
 
 
 # --- programs made of programs: with numbers in the place of inputs, and of derivatives ---

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
+import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.compile import Function
@@ -20,7 +21,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import HasInnerGraph, Op, _NoPythonOp
 from pytensor.graph.traversal import toposort
 from pytensor.scan.op import Scan
-from pytensor.tensor.basic import Alloc, ExtractDiag, Join, MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
@@ -31,25 +32,22 @@ from pytensor.tensor.linalg import (
     MatrixInverse,
     SLogDet,
     Solve,
+    SolveBase,
     SolveTriangular,
 )
 from pytensor.tensor.math import All, Dot, Max, Sum
 from pytensor.tensor.math import Any as AnyTrue
-from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogAddExp, LogSumExp
-from pytensor.tensor.subtensor import (
-    AdvancedIncSubtensor,
-    AdvancedSubtensor,
-    IncSubtensor,
-    Subtensor,
-    indices_from_subtensor,
-)
 
 from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs.loops import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.graphs.rewrites import dependent
+from pymc_ngvi.ops.elements import AddedAt, Rearranged, core_op
+from pymc_ngvi.ops.registry import MOVEMENT, operation
+from pymc_ngvi.rows.linear_map import consecutive
 from pymc_ngvi.rows.programs.operations import OnNumPy
 from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
 
@@ -336,12 +334,44 @@ class _Call:
     last: list[int]
 
 
-def _stands_for_others(node: Apply) -> bool:
-    """Tell whether other nodes take the place of one: a graph that it wraps, or products of two for that of many."""
-    op = node.op
-    if isinstance(op, Elemwise):
-        return isinstance(op.scalar_op, ps.Mul) and len(node.inputs) > 2
-    return isinstance(op, LogAddExp) or (isinstance(op, OpFromGraph) and not isinstance(op, LogSumExp))
+def _by_others(node: Apply) -> list[Variable] | None:
+    """Return what a node makes by other operations, for one that stands for these; None for one with its own rule."""
+    op, inputs = core_op(node.op), node.inputs
+    match op:
+        case LogAddExp():
+            return [short_log_add_exp(inputs)]
+        case OpFromGraph() if not isinstance(op, LogSumExp):
+            return list(op.fgraph.bind(dict(zip(op.fgraph.inputs, inputs, strict=True))))
+        case Elemwise(scalar_op=ps.Mul()) if len(inputs) > 2:
+            return [reduce(op, inputs)]
+        case MatrixInverse():
+            return [pt.linalg.solve(inputs[0], pt.eye(inputs[0].shape[-1]))]
+        case Det():
+            sign, log_size = Blockwise(SLogDet())(inputs[0])
+            return [sign * pt.exp(log_size)]
+        case Cholesky(lower=False):
+            return [pt.linalg.cholesky(inputs[0].mT).mT]
+        case CholeskySolve() | SolveTriangular() | Solve(assume_a="pos") | Solve(b_ndim=1):
+            return [_solved(op, *inputs)]
+    return None
+
+
+def _solved(op: SolveBase, a: Variable, b: Variable) -> Variable:
+    """Return the solution of linear systems by that with any matrix, and a matrix of right-hand sides."""
+    if op.b_ndim == 1:
+        b = pt.expand_dims(b, -1)
+    if isinstance(op, SolveTriangular):
+        triangle, beside = (pt.tril, -1) if op.lower else (pt.triu, 1)
+        result = pt.linalg.solve(triangle(a, beside) + pt.eye(a.shape[-1]) if op.unit_diagonal else triangle(a), b)
+    elif isinstance(op, Solve) and op.assume_a != "pos":
+        result = pt.linalg.solve(a, b)
+    else:
+        if isinstance(op, Solve):
+            factor = pt.linalg.cholesky(a if op.lower else a.mT)
+        else:
+            factor = pt.tril(a) if op.lower else pt.triu(a).mT
+        result = pt.linalg.solve(factor.mT, pt.linalg.solve(factor, b))
+    return result[..., 0] if op.b_ndim == 1 else result
 
 
 class Program:
@@ -375,8 +405,8 @@ class Program:
 
     def _translate(self, node: Apply) -> None:
         op = node.op
-        if _stands_for_others(node):
-            self._inline(node)
+        if (others := _by_others(node)) is not None:
+            self._inline(node, others)
             return
         read = [self._slot(i) for i in node.inputs]
         kinds = [self._kinds[k] for k in read]
@@ -392,15 +422,8 @@ class Program:
         write = [self._new(out, kind if real else of_integers) for out, real in zip(node.outputs, is_real, strict=True)]
         self._calls.append(_Call(rule, read, write, []))
 
-    def _inline(self, node: Apply) -> None:
+    def _inline(self, node: Apply, outputs: list[Variable]) -> None:
         """Go through the graph that a node stands for."""
-        if isinstance(node.op, LogAddExp):
-            outputs = [short_log_add_exp(node.inputs)]
-        elif isinstance(node.op, Elemwise):
-            outputs = [reduce(node.op, node.inputs)]
-        else:
-            inner = node.op.fgraph
-            outputs = inner.bind(dict(zip(inner.inputs, node.inputs, strict=True)))
         for part in toposort(outputs, blockers=list(self._slots)):
             self._translate(part)
         for out, inner_out in zip(node.outputs, outputs, strict=True):
@@ -423,177 +446,6 @@ class Program:
         return [values[k] for k in self._outputs]
 
 
-# --- rules for operations of linear algebra, on the last axes: whatever axes are before them is a batch ---
-# Each is solved for the derivatives that are not known yet: those of A X = B, of A = L L', and of log |A|.
-
-
-@singledispatch
-def of_matrices(op: Op) -> Rule:
-    """Return the rule of an operation on matrices."""
-    raise NoJet(f"{op} has no rule")
-
-
-#: Operations that have one.
-OPERATIONS = (Cholesky, CholeskySolve, Det, MatrixInverse, SLogDet, Solve, SolveTriangular)
-
-
-def _crossed(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
-    """Return what the first derivatives of two matrices add to the second ones of their product."""
-    i, j = space.pairs
-    x1, y1 = x[1 : 1 + space.n_dim], y[1 : 1 + space.n_dim]
-    both: AnyArray = np.matmul(x1[i], y1[j])
-    both += np.matmul(x1[j], y1[i])
-    return both
-
-
-@of_matrices.register(Dot)
-def _product(op: Dot) -> Rule:
-    def rule(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
-        if len(x) == 1 or len(y) == 1:
-            return np.matmul(x, y)
-        out: AnyArray = np.matmul(x, y[:1])
-        out[1:] += np.matmul(x[:1], y[1:])
-        if space.order == 2:
-            space.seconds(out)[:] += _crossed(space, x, y)
-        return out
-
-    return rule
-
-
-def _or_nan(function: Callable[..., AnyArray], *arrays: AnyArray) -> AnyArray:
-    """Return a function of many matrices; NaN for those for which it fails."""
-    try:
-        return function(*arrays)
-    except np.linalg.LinAlgError:
-        batch = np.broadcast_shapes(*[x.shape[:-2] for x in arrays])
-        arrays = tuple(np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in arrays)
-        out = np.full(arrays[-1].shape, np.nan)
-        for at in np.ndindex(*batch):
-            try:
-                out[at] = function(*[x[at] for x in arrays])
-            except np.linalg.LinAlgError:
-                continue
-        return out
-
-
-def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
-    """Return X of A X = B."""
-    value = _or_nan(np.linalg.solve, a[:1], b[:1])
-    if len(a) == len(b) == 1:
-        return value
-    inverse, n = _or_nan(np.linalg.inv, a[:1]), space.n_dim
-    rest = b[1:] if len(a) == 1 else (b[1:] if len(b) > 1 else 0.0) - np.matmul(a[1:], value)
-    out = np.empty((space.n_terms, *value.shape[1:]))
-    out[:1] = value
-    out[1 : 1 + n] = np.matmul(inverse, rest[:n])
-    if space.order == 2:
-        seconds = rest[n:] if len(a) == 1 else rest[n:] - _crossed(space, a, out)
-        space.seconds(out)[:] = np.matmul(inverse, seconds)
-    return out
-
-
-def _lower_factor(space: Space, a: AnyArray) -> AnyArray:
-    """Return L of A = L L'; only the lower triangle of A is read."""
-    a = np.tril(a) + np.tril(a, -1).mT
-    factor = _or_nan(np.linalg.cholesky, a[:1])
-    if len(a) == 1:
-        return factor
-    inverse, n = _or_nan(np.linalg.inv, factor), space.n_dim
-    half = np.tril(np.ones(a.shape[-2:])) - 0.5 * np.eye(a.shape[-1])
-
-    def derivatives(of_product: AnyArray) -> AnyArray:
-        return np.matmul(factor, half * (inverse @ of_product @ inverse.mT))
-
-    out = np.empty((space.n_terms, *factor.shape[1:]))
-    out[:1] = factor
-    out[1 : 1 + n] = derivatives(a[1 : 1 + n])
-    if space.order == 2:
-        space.seconds(out)[:] = derivatives(space.seconds(a) - _crossed(space, out, out.mT))
-    return out
-
-
-def _log_determinant(space: Space, a: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Return the sign and the logarithm of |A|."""
-    sign, value = np.linalg.slogdet(a[:1])
-    if len(a) == 1:
-        return sign, value
-    relative = np.matmul(_or_nan(np.linalg.inv, a[:1]), a[1:])
-    out = np.empty((space.n_terms, *value.shape[1:]))
-    out[:1] = value
-    out[1:] = np.trace(relative, axis1=-2, axis2=-1)
-    if space.order == 2:
-        i, j = space.pairs
-        space.seconds(out)[:] -= (relative[i] * relative[j].mT).sum(axis=(-2, -1))
-    return sign, out
-
-
-@of_matrices.register
-def _inverse(op: MatrixInverse) -> Rule:
-    return lambda space, a: _solution(space, a, np.eye(a.shape[-1])[(None,) * (a.ndim - 2)])
-
-
-def _of_columns(op: Solve | SolveTriangular | CholeskySolve, solution: Callable[..., AnyArray]) -> Rule:
-    """Return the rule of a solution for a matrix of right-hand sides, or for one."""
-    if op.b_ndim == 2:
-        return solution
-    return lambda space, a, b: solution(space, a, b[..., None])[..., 0]
-
-
-def _by_factor(space: Space, factor: AnyArray, b: AnyArray) -> AnyArray:
-    return _solution(space, factor.mT, _solution(space, factor, b))
-
-
-@of_matrices.register
-def _solve(op: Solve) -> Rule:
-    if op.assume_a == "pos":
-        is_lower = op.lower
-        return _of_columns(op, lambda space, a, b: _by_factor(space, _lower_factor(space, a if is_lower else a.mT), b))
-    return _of_columns(op, _solution)
-
-
-@of_matrices.register
-def _solve_triangular(op: SolveTriangular) -> Rule:
-    triangle = np.tril if op.lower else np.triu
-
-    def solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
-        a = triangle(a)
-        if op.unit_diagonal:
-            a *= 1.0 - np.eye(a.shape[-1])
-            a[:1] += np.eye(a.shape[-1])
-        return _solution(space, a, b)
-
-    return _of_columns(op, solution)
-
-
-@of_matrices.register
-def _cholesky_solve(op: CholeskySolve) -> Rule:
-    is_lower = op.lower
-    return _of_columns(op, lambda space, a, b: _by_factor(space, np.tril(a) if is_lower else np.triu(a).mT, b))
-
-
-@of_matrices.register
-def _cholesky(op: Cholesky) -> Rule:
-    return _lower_factor if op.lower else lambda space, a: _lower_factor(space, a.mT).mT
-
-
-@of_matrices.register
-def _sign_and_log_determinant(op: SLogDet) -> Rule:
-    return lambda space, a: list(_log_determinant(space, a))
-
-
-@of_matrices.register
-def _determinant(op: Det) -> Rule:
-    def rule(space: Space, a: AnyArray) -> AnyArray:
-        sign, out = _log_determinant(space, a)
-        if space.order == 2 and len(out) > 1:
-            space.seconds(out)[:] += space.products(out, out)
-        value = sign * np.exp(out[:1])
-        out[:1] = 1.0
-        return value * out
-
-    return rule
-
-
 # --- rules for operations that move, add up and select elements ---
 
 _Kinds = list[JetKind]
@@ -604,6 +456,10 @@ _LEAD = 2
 @singledispatch
 def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
     """Return the rule of an operation."""
+    if type(core_op(op)) in _OF_MATRICES:
+        return _OF_MATRICES[type(core_op(op))]
+    if not MOVEMENT.keys().isdisjoint(type(core_op(op)).__mro__):
+        return Movement(node, kinds)
     if JetKind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
         raise NoJet(f"{op} has no rule")
     dtypes = [i.type.dtype for i in node.inputs]
@@ -621,11 +477,6 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
     return rule
 
 
-def _only_first_varies(node: Apply, kinds: _Kinds, n_free: int = 1) -> None:
-    if any(kind is not JetKind.FIXED for kind in kinds[n_free:]):
-        raise NoJet(f"the arguments of {node.op} depend on the point")
-
-
 def _fixed(x: AnyArray) -> AnyArray:
     """Return what is the same at all points, without the leading axes."""
     return np.asarray(x[0, 0])
@@ -633,6 +484,91 @@ def _fixed(x: AnyArray) -> AnyArray:
 
 def _axes(axes: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
     return tuple(_LEAD + axis % ndim for axis in (range(ndim) if axes is None else axes))
+
+
+class _Facts:
+    """What is known of the inputs of a node: which are the same at all points, and, when it is evaluated, values."""
+
+    def __init__(self, node: Apply, kinds: _Kinds) -> None:
+        self._kinds, self.values = dict(zip(node.inputs, kinds, strict=True)), dict[Variable, AnyArray]()
+
+    def is_known(self, var: Variable) -> bool:
+        """Tell whether an input is the same at all points."""
+        return self._kinds[var] is JetKind.FIXED
+
+    def value(self, var: Variable) -> AnyArray:
+        """Return the value of an input at the first point."""
+        return self.values[var]
+
+    def shape(self, var: Variable) -> tuple[int, ...]:
+        """Return the shape of an input."""
+        return self.values[var].shape
+
+
+class Movement:
+    """The rule of an operation that moves elements, or adds some to others: where they go is found once."""
+
+    def __init__(self, node: Apply, kinds: _Kinds) -> None:
+        rule: Any = operation(node.op).elements
+        self._node, self._facts = node, _Facts(node, kinds)
+        self._elements = rule(node, self._facts)
+        self._adds = not isinstance(self._elements, Rearranged)
+        self._n = 2 if self._adds else len(self._elements.inputs)
+        if self._elements is None or any(kind is not JetKind.FIXED for kind in kinds[self._n :]):
+            raise NoJet(f"the arguments of {node.op} depend on the point")
+        self._varies = not all(isinstance(var, Constant) for var in node.inputs[self._n :])
+        self._places: dict[object, Any] = {}
+
+    def __call__(self, space: Space, *inputs: AnyArray) -> list[AnyArray]:
+        """Return the outputs."""
+        moved = inputs[:1] if self._n == 1 else _together(space, inputs[: self._n])
+        key: tuple[object, ...] = moved[0].shape if self._n == 1 else tuple([x.shape for x in moved])
+        if self._varies:
+            key += tuple([x.tobytes() for x in inputs[self._n :]])
+        places = self._places.get(key)
+        if places is None:
+            values = [np.asarray(x[0, 0], var.type.dtype) for x, var in zip(inputs, self._node.inputs, strict=True)]
+            self._facts.values = dict(zip(self._node.inputs, values, strict=True))
+            places = self._places[key] = self._found(moved[0].shape[:_LEAD])
+        flat = [x if x.ndim == _LEAD + 1 else x.reshape(*x.shape[:_LEAD], -1) for x in moved]
+        if self._adds:
+            return [self._added(flat[0].copy(), moved[1], *places[0]).reshape(moved[0].shape)]
+        whole = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=_LEAD)
+        return [whole[:, :, at].reshape(shape) for at, shape in places]
+
+    def _found(self, lead: tuple[int, ...]) -> list[tuple[Any, tuple[int, ...]]]:
+        """Return which of all elements each output has, or each that is added is added to, and their shape."""
+        if self._adds:
+            origins = [AddedAt(self._node, self._facts).targets()]  # type: ignore[arg-type]
+        else:
+            origins = [origin - 1 for origin in self._elements.origins(self._elements.numbered()[0])]
+        return [(consecutive(origin.ravel()), (*lead, *origin.shape)) for origin in origins]
+
+    @staticmethod
+    def _added(x: AnyArray, y: AnyArray, at: Any, shape: tuple[int, ...]) -> AnyArray:
+        y = np.expand_dims(y, tuple(range(_LEAD, _LEAD + len(shape) - y.ndim)))
+        y = np.broadcast_to(y, shape).reshape(*shape[:_LEAD], -1)
+        if isinstance(at, slice):
+            x[:, :, at] += y
+        else:
+            np.add.at(x, (slice(None), slice(None), at), y)  # type: ignore[arg-type]
+        return x
+
+
+@structural.register
+def _dim_shuffle(op: DimShuffle, node: Apply, kinds: _Kinds) -> Rule:
+    """Return the rule of a view, which is quicker than what is gathered."""
+    kept = [axis for axis in op.new_order if axis != "x"]
+    dropped = [axis for axis in range(node.inputs[0].type.ndim) if axis not in kept]
+    order, is_new = (0, 1, *[_LEAD + axis for axis in (*kept, *dropped)]), [axis == "x" for axis in op.new_order]
+
+    def rule(space: Space, x: AnyArray) -> AnyArray:
+        x = x.transpose(order)
+        lengths = iter(x.shape)
+        lead = next(lengths), next(lengths)
+        return x.reshape(*lead, *[1 if new else next(lengths) for new in is_new])
+
+    return rule
 
 
 @structural.register(TensorFromScalar)
@@ -643,97 +579,6 @@ def _same(op: Op, node: Apply, kinds: _Kinds) -> Rule:
 
 
 @structural.register
-def _dim_shuffle(op: DimShuffle, node: Apply, kinds: _Kinds) -> Rule:
-    kept = [axis for axis in op.new_order if axis != "x"]
-    dropped = tuple(_LEAD + a for a in range(node.inputs[0].type.ndim) if a not in kept)
-    remaining = sorted(kept)
-    order = (0, 1, *[_LEAD + remaining.index(a) for a in kept])
-    new = tuple(_LEAD + k for k, axis in enumerate(op.new_order) if axis == "x")
-    is_ordered = kept == remaining
-
-    def rule(space: Space, x: AnyArray) -> AnyArray:
-        x = x.squeeze(dropped) if dropped else x
-        x = x if is_ordered else x.transpose(order)
-        return np.expand_dims(x, new) if new else x
-
-    return rule
-
-
-def _indices(node: Apply, n_before: int) -> Callable[[tuple[AnyArray, ...]], tuple[Any, ...]]:
-    """Return a function from the inputs of a node to the indices among them, with those of the leading axes."""
-    if all(hasattr(i, "data") for i in node.inputs[n_before:]):
-        found = _with_numbers(node, [np.asarray(i.data) for i in node.inputs[n_before:]])
-        return lambda inputs: found
-    return lambda inputs: _with_numbers(node, [_fixed(x) for x in inputs[n_before:]])
-
-
-def _with_numbers(node: Apply, values: list[AnyArray]) -> tuple[Any, ...]:
-    numbers = [int(value) if value.ndim == 0 else value for value in values]
-    return (slice(None), slice(None), *indices_from_subtensor(numbers, node.op.idx_list))
-
-
-@structural.register(Subtensor)
-@structural.register(AdvancedSubtensor)
-def _part(op: Subtensor | AdvancedSubtensor, node: Apply, kinds: _Kinds) -> Rule:
-    _only_first_varies(node, kinds)
-    if isinstance(op, AdvancedSubtensor):
-        _check_adjacent(op)
-    at = _indices(node, 1)
-    return lambda space, *x: x[0][at(x)]
-
-
-def _check_adjacent(op: Op) -> None:
-    """See that axes of arrays that index stay where they are, whatever axes are put before them."""
-    at = [k for k, entry in enumerate(op.idx_list) if not isinstance(entry, slice)]
-    if at != list(range(at[0], at[0] + len(at))):
-        raise NoJet(f"{op} indexes axes that are apart")
-
-
-@structural.register(IncSubtensor)
-@structural.register(AdvancedIncSubtensor)
-def _change_elements(op: IncSubtensor | AdvancedIncSubtensor, node: Apply, kinds: _Kinds) -> Rule:
-    _only_first_varies(node, kinds, 2)
-    is_advanced, is_set = isinstance(op, AdvancedIncSubtensor), op.set_instead_of_inc
-    if is_advanced:
-        _check_adjacent(op)
-    at, ndim = _indices(node, 2), node.inputs[1].type.ndim
-
-    def rule(space: Space, *inputs: AnyArray) -> AnyArray:
-        where = at(inputs)
-        x, y = space.lifted(inputs[0]).copy(), space.lifted(inputs[1])
-        part = x[where]
-        y = np.expand_dims(y, tuple(range(_LEAD, _LEAD + part.ndim - _LEAD - ndim)))
-        if is_set:
-            x[where] = y
-        elif is_advanced:
-            np.add.at(x, where, y)
-        else:
-            part += y
-            x[where] = part
-        return x
-
-    return rule
-
-
-@structural.register
-def _reshape(op: Reshape, node: Apply, kinds: _Kinds) -> Rule:
-    _only_first_varies(node, kinds)
-    return lambda space, x, shape: x.reshape((*x.shape[:_LEAD], *_fixed(shape)))
-
-
-@structural.register
-def _alloc(op: Alloc, node: Apply, kinds: _Kinds) -> Rule:
-    _only_first_varies(node, kinds)
-
-    def rule(space: Space, x: AnyArray, *shape: AnyArray) -> AnyArray:
-        lengths = tuple(int(_fixed(n)) for n in shape)
-        x = np.expand_dims(x, tuple(range(_LEAD, _LEAD + len(lengths) - (x.ndim - _LEAD))))
-        return np.broadcast_to(x, (*x.shape[:_LEAD], *lengths))
-
-    return rule
-
-
-@structural.register
 def _length(op: Shape_i, node: Apply, kinds: _Kinds) -> Rule:
     return lambda space, x: np.full((1, 1), x.shape[_LEAD + op.i])
 
@@ -741,17 +586,6 @@ def _length(op: Shape_i, node: Apply, kinds: _Kinds) -> Rule:
 @structural.register
 def _shape(op: Shape, node: Apply, kinds: _Kinds) -> Rule:
     return lambda space, x: np.array(x.shape[_LEAD:])[None, None]
-
-
-@structural.register
-def _make_vector(op: MakeVector, node: Apply, kinds: _Kinds) -> Rule:
-    return lambda space, *x: np.stack(_together(space, x), axis=_LEAD)
-
-
-@structural.register
-def _join(op: Join, node: Apply, kinds: _Kinds) -> Rule:
-    axis = _LEAD + op.axis % node.outputs[0].type.ndim
-    return lambda space, *x: np.concatenate(_together(space, x), axis=axis)
 
 
 def _together(space: Space, parts: tuple[AnyArray, ...]) -> list[AnyArray]:
@@ -795,12 +629,6 @@ def _cumulated(op: CumOp, node: Apply, kinds: _Kinds) -> Rule:
 
 
 @structural.register
-def _diagonal(op: ExtractDiag, node: Apply, kinds: _Kinds) -> Rule:
-    first, second = _axes((op.axis1, op.axis2), node.inputs[0].type.ndim)
-    return lambda space, x: np.diagonal(x, op.offset, first, second)
-
-
-@structural.register
 def _log_sum_exp(op: LogSumExp, node: Apply, kinds: _Kinds) -> Rule:
     axes = _axes(op.axis, node.inputs[0].type.ndim)
 
@@ -824,30 +652,99 @@ def _log_sum_exp(op: LogSumExp, node: Apply, kinds: _Kinds) -> Rule:
     return rule
 
 
-for _operation in (Dot, *OPERATIONS):
-    structural.register(_operation, lambda op, node, kinds: of_matrices(op))
+# --- rules for operations of linear algebra, on the last axes: whatever axes are before them is a batch ---
+# Each is solved for the derivatives that are not known yet: those of A X = B, of A = L L', and of log |A|.
+# `_by_others` says what is done by these.
 
 
-@structural.register
-def _for_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
-    """Return the rule of operations on matrices, or of elements of each entry of a batch by indices of its own."""
-    if not isinstance(op.core_op, AdvancedSubtensor):
-        return of_matrices(op.core_op)
-    _only_first_varies(node, kinds)
-    if not all(isinstance(entry, int) for entry in op.core_op.idx_list):
-        raise NoJet(f"{op} indexes by more than arrays")
-    n_batch = op.batch_ndim(node)
+def _crossed(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
+    """Return what the first derivatives of two matrices add to the second ones of their product."""
+    i, j = space.pairs
+    x1, y1 = x[1 : 1 + space.n_dim], y[1 : 1 + space.n_dim]
+    both: AnyArray = np.matmul(x1[i], y1[j])
+    both += np.matmul(x1[j], y1[i])
+    return both
 
-    def rule(space: Space, x: AnyArray, *indices: AnyArray) -> AnyArray:
-        at = [_fixed(index) for index in indices]
-        ndim = max(index.ndim for index in at)
-        at = [np.expand_dims(index, tuple(range(n_batch, n_batch + ndim - index.ndim))) for index in at]
-        entries = np.ix_(*[np.arange(length) for length in x.shape[_LEAD : _LEAD + n_batch]])
-        own = [entry.reshape(entry.shape + (1,) * (ndim - n_batch)) for entry in entries]
-        where: tuple[Any, ...] = (slice(None), slice(None), *own, *[at[k] for k in op.core_op.idx_list])
-        return np.asarray(x[where])
 
-    return rule
+def _products(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
+    if len(x) == 1 or len(y) == 1:
+        return np.matmul(x, y)
+    out: AnyArray = np.matmul(x, y[:1])
+    out[1:] += np.matmul(x[:1], y[1:])
+    if space.order == 2:
+        space.seconds(out)[:] += _crossed(space, x, y)
+    return out
+
+
+def _or_nan(function: Callable[..., AnyArray], *arrays: AnyArray) -> AnyArray:
+    """Return a function of many matrices; NaN for those for which it fails."""
+    try:
+        return function(*arrays)
+    except np.linalg.LinAlgError:
+        batch = np.broadcast_shapes(*[x.shape[:-2] for x in arrays])
+        arrays = tuple(np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in arrays)
+        out = np.full(arrays[-1].shape, np.nan)
+        for at in np.ndindex(*batch):
+            try:
+                out[at] = function(*[x[at] for x in arrays])
+            except np.linalg.LinAlgError:
+                continue
+        return out
+
+
+def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
+    value = _or_nan(np.linalg.solve, a[:1], b[:1])
+    if len(a) == len(b) == 1:
+        return value
+    inverse, n = _or_nan(np.linalg.inv, a[:1]), space.n_dim
+    rest = b[1:] if len(a) == 1 else (b[1:] if len(b) > 1 else 0.0) - np.matmul(a[1:], value)
+    out = np.empty((space.n_terms, *value.shape[1:]))
+    out[:1] = value
+    out[1 : 1 + n] = np.matmul(inverse, rest[:n])
+    if space.order == 2:
+        seconds = rest[n:] if len(a) == 1 else rest[n:] - _crossed(space, a, out)
+        space.seconds(out)[:] = np.matmul(inverse, seconds)
+    return out
+
+
+def _lower_factor(space: Space, a: AnyArray) -> AnyArray:
+    """Return L of A = L L'; only the lower triangle of A is read."""
+    a = np.tril(a) + np.tril(a, -1).mT
+    factor = _or_nan(np.linalg.cholesky, a[:1])
+    if len(a) == 1:
+        return factor
+    inverse, n = _or_nan(np.linalg.inv, factor), space.n_dim
+    half = np.tril(np.ones(a.shape[-2:])) - 0.5 * np.eye(a.shape[-1])
+
+    def derivatives(of_product: AnyArray) -> AnyArray:
+        return np.matmul(factor, half * (inverse @ of_product @ inverse.mT))
+
+    out = np.empty((space.n_terms, *factor.shape[1:]))
+    out[:1] = factor
+    out[1 : 1 + n] = derivatives(a[1 : 1 + n])
+    if space.order == 2:
+        space.seconds(out)[:] = derivatives(space.seconds(a) - _crossed(space, out, out.mT))
+    return out
+
+
+def _signs_and_log_determinants(space: Space, a: AnyArray) -> list[AnyArray]:
+    sign, value = np.linalg.slogdet(a[:1])
+    if len(a) == 1:
+        return [sign, value]
+    relative = np.matmul(_or_nan(np.linalg.inv, a[:1]), a[1:])
+    out = np.empty((space.n_terms, *value.shape[1:]))
+    out[:1] = value
+    out[1:] = np.trace(relative, axis1=-2, axis2=-1)
+    if space.order == 2:
+        i, j = space.pairs
+        space.seconds(out)[:] -= (relative[i] * relative[j].mT).sum(axis=(-2, -1))
+    return [space.lifted(sign), out]
+
+
+#: Rules of operations on matrices, which are those of batches, too.
+_OF_MATRICES: dict[type, Rule] = {
+    Dot: _products, Solve: _solution, Cholesky: _lower_factor, SLogDet: _signs_and_log_determinants,
+}  # fmt: skip
 
 
 # --- log p, its gradient and its Hessian at many points, from one pass through its graph ---
