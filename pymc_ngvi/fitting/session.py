@@ -56,10 +56,10 @@ from pymc_ngvi.fitting.problem import (
 )
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of, spared
-from pymc_ngvi.reparam import RowSpaceDensity
-from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState
-from pymc_ngvi.steps.incremental import Incremental, IncrementalState
-from pymc_ngvi.updates import DIRECTIONS
+from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
+from pymc_ngvi.methods.reparam import RowSpaceDensity
+from pymc_ngvi.methods.sites import Incremental, IncrementalState
+from pymc_ngvi.methods.updates import DIRECTIONS
 
 logger = logging.getLogger("pymc.ngvi")
 

@@ -35,7 +35,7 @@ from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import memory_of, remember
-from pymc_ngvi.reparam import PushforwardState, reparametrised
+from pymc_ngvi.methods.reparam import PushforwardState, reparametrised
 from pymc_ngvi.results.distributions import Posterior
 
 #: Suffixes of netCDF files.

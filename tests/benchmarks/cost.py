@@ -30,10 +30,10 @@ from records import Records, Row
 from threadpoolctl import threadpool_limits
 
 from pymc_ngvi.core.types import Array, Moments
-from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FAMILIES, BlockFamily, BlockStructure, FullPrecisionState
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.updates import DIRECTIONS, UPDATES
+from pymc_ngvi.methods import STEPS
+from pymc_ngvi.methods.estimators import ESTIMATORS
+from pymc_ngvi.methods.updates import DIRECTIONS, UPDATES
 
 DIMENSIONS = (10, 100, 500, 1_000)
 BLOCK = 10

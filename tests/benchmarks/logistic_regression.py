@@ -16,7 +16,7 @@ from sklearn.datasets import load_breast_cancer
 
 from pymc_ngvi.core.types import Moments
 from pymc_ngvi.families import FullState
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods.updates import UPDATES
 
 LOG_2PI = float(np.log(2 * np.pi))
 

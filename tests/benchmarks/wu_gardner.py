@@ -33,9 +33,9 @@ from records import Records, Row
 
 from pymc_ngvi.core.types import Moments
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.estimators import ESTIMATORS
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods import STEPS
+from pymc_ngvi.methods.estimators import ESTIMATORS
+from pymc_ngvi.methods.updates import UPDATES
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

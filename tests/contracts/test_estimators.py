@@ -26,8 +26,8 @@ from targets import Quadratic, logistic, poisson, random_covariance
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.draws import BASE_DRAWS, plain_draws, sobol_draws
 from pymc_ngvi.core.types import BaseDraws, Evaluation
-from pymc_ngvi.estimators import in_full_metric
 from pymc_ngvi.fitting.options import AXES
+from pymc_ngvi.methods.estimators import in_full_metric
 
 #: Family (the second factorisation of a dense one included) and estimator of every allowed combination, each once.
 ALL_PAIRS = tuple(dict.fromkeys((state_kind(choice), choice.estimator) for choice in OF_GAUSSIANS))

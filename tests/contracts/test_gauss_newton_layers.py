@@ -16,7 +16,7 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.gauss_newton import matrix
 from pymc_ngvi.fitting.options import Choice, options_for
-from pymc_ngvi.steps import stochastic
+from pymc_ngvi.methods import stochastic
 
 _RNG = np.random.default_rng(7)
 N, D, H, K = 12, 3, 5, 4

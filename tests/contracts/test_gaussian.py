@@ -27,8 +27,8 @@ from pymc_ngvi.families.dissection import find_blocks, find_filled, step_flops
 from pymc_ngvi.families.fronts import SparseCholesky, fronts_of
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import Precisions, SparseStructure, SummedStructure
-from pymc_ngvi.steps.adaptive import moments_of, natural_gradient
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods.adaptive import moments_of, natural_gradient
+from pymc_ngvi.methods.updates import UPDATES
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from pymc_ngvi import LogDensity
 from pymc_ngvi.density import conditional as guide
 from pymc_ngvi.density.conditional import quadratic_guide
 from pymc_ngvi.families.gaussian import Partition
-from pymc_ngvi.reparam import reparametrised
+from pymc_ngvi.methods.reparam import reparametrised
 
 GROUP = np.repeat(np.arange(4), [1, 2, 5, 3])
 X = np.random.default_rng(5).normal(size=len(GROUP))

@@ -11,7 +11,7 @@ from targets import Quadratic, logistic
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.options import choose
-from pymc_ngvi.steps import stochastic
+from pymc_ngvi.methods import stochastic
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.core.types import Evaluation
-from pymc_ngvi.steps.schedule import Failure, search
+from pymc_ngvi.methods.schedule import Failure, search
 
 
 def run(elbo_at, *, slope=1.0, first=1.0, propose=lambda rho: rho):

@@ -21,8 +21,8 @@ import pymc_ngvi
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.many import fitting
 from pymc_ngvi.many.fitting import N_PILOTS, Fitter
+from pymc_ngvi.methods.linesearch import LineSearch
 from pymc_ngvi.posteriors.kinds import trees
-from pymc_ngvi.steps.linesearch import LineSearch
 
 N_GROUPS = 8
 GROUP = np.repeat(np.arange(N_GROUPS), 6)

@@ -16,7 +16,7 @@ from pymc_ngvi.core.types import GaussNewtonTarget
 from pymc_ngvi.families import DiagonalState, FullState, SparseFamily
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import SparseStructure
-from pymc_ngvi.reparam import PushforwardState, reparametrised
+from pymc_ngvi.methods.reparam import PushforwardState, reparametrised
 
 # Groups of 1, 3, 6, 2 and 4 observations.
 GROUP = np.repeat(np.arange(5), [1, 3, 6, 2, 4])

@@ -25,7 +25,7 @@ from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.options import choose
-from pymc_ngvi.steps.stochastic import Decay, Stochastic, Windows
+from pymc_ngvi.methods.stochastic import Decay, Stochastic, Windows
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -13,9 +13,9 @@ LIMITS = {"statements": 32_090, "numbers": 1_270, "classes": 609, "functions of 
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "density": 5_808, "results": 5_794, "marginal": 2_601, "rows": 2_502, "fitting": 2_086, "families": 1_977,
-    "core": 1_807, "graphs": 1_616, "steps": 1_614, "reading": 1_256, "mixtures": 913, "nested": 752, "moves": 695,
-    "ops": 679, "many": 662, "reparam": 503, "": 324, "posteriors": 289, "estimators": 138, "updates": 61,
+    "density": 5_808, "results": 5_794, "marginal": 2_601, "rows": 2_502, "fitting": 2_086, "methods": 3_229,
+    "families": 1_977, "core": 1_807, "graphs": 1_616, "reading": 1_256, "nested": 752, "moves": 695,
+    "ops": 679, "many": 662, "": 324, "posteriors": 289,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
 OVERDRAFT = 0

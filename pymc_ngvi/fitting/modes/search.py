@@ -32,7 +32,7 @@ from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import START_SCALES, Problem, choose_start
 from pymc_ngvi.fitting.record import OtherMode, is_outside, shares
-from pymc_ngvi.mixtures.finite.trust_region import distinct, local_component
+from pymc_ngvi.methods.mixtures import distinct, local_component
 from pymc_ngvi.moves.chains import ChainCoordinates, Climbs
 
 # --- climbs of log p in few dimensions, by Newton's method with curvatures from differences of gradients ---

@@ -34,10 +34,10 @@ from pymc_ngvi.core.types import (
     WhitenedHessian,
     Whitener,
 )
-from pymc_ngvi.estimators import Estimator, gap_of, stein
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.steps.adaptive import MAX_ERROR, Adaptive, AdaptiveState, is_near
-from pymc_ngvi.steps.schedule import (
+from pymc_ngvi.methods.adaptive import MAX_ERROR, Adaptive, AdaptiveState, is_near
+from pymc_ngvi.methods.estimators import Estimator, gap_of, stein
+from pymc_ngvi.methods.schedule import (
     FEW_DRAWS,
     MAX_CURVATURE_ERROR,
     NEAR_NATS,

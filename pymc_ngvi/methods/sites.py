@@ -23,8 +23,8 @@ from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, GaussianState, MatrixHessian, Moments
 from pymc_ngvi.density.streams.density import Batch, Place, StreamDensity, StreamReport
-from pymc_ngvi.estimators import ExactEvaluation
-from pymc_ngvi.steps.schedule import NO_DRAWS, ExactRule
+from pymc_ngvi.methods.estimators import ExactEvaluation
+from pymc_ngvi.methods.schedule import NO_DRAWS, ExactRule
 
 # --- sites: what a batch says of theta, as a quadratic function ---
 #

@@ -38,9 +38,9 @@ from pymc_ngvi.core.types import (
     WhitenedHessian,
     Whitener,
 )
-from pymc_ngvi.estimators import Estimator, evaluation_of, gauss_newton, price, stein
-from pymc_ngvi.steps.adaptive import Adaptive
-from pymc_ngvi.steps.schedule import (
+from pymc_ngvi.methods.adaptive import Adaptive
+from pymc_ngvi.methods.estimators import Estimator, evaluation_of, gauss_newton, price, stein
+from pymc_ngvi.methods.schedule import (
     N_GRADIENTS,
     N_HESSIANS,
     ROUNDING,

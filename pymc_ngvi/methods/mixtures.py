@@ -38,10 +38,10 @@ from pymc_ngvi.core.types import (
     WhitenedHessian,
     Whitener,
 )
-from pymc_ngvi.estimators import Estimator
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState
-from pymc_ngvi.steps.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step, is_kinked
+from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
+from pymc_ngvi.methods.estimators import Estimator
+from pymc_ngvi.methods.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step, is_kinked
 
 # --- where components may begin: at modes of log p found from dispersed points, and where q has too little mass ---
 

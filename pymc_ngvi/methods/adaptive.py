@@ -31,8 +31,8 @@ from pymc_ngvi.core.types import (
     Update,
     VariationalState,
 )
-from pymc_ngvi.estimators import Estimator, in_full_metric
-from pymc_ngvi.steps.schedule import (
+from pymc_ngvi.methods.estimators import Estimator, in_full_metric
+from pymc_ngvi.methods.schedule import (
     MAX_CURVATURE_ERROR,
     NEAR_NATS,
     ROUNDING,

@@ -41,7 +41,7 @@ from pymc_ngvi.core.types import (
     Target,
     Update,
 )
-from pymc_ngvi.estimators import SEEN, Estimator, Quadrature, in_full_metric, price, stein
+from pymc_ngvi.methods.estimators import SEEN, Estimator, Quadrature, in_full_metric, price, stein
 
 # --- how many nats a converged fit may have left: the one meaning of ``tol`` ---
 

@@ -366,7 +366,7 @@ class Conditional:
     >>> from pymc_ngvi.families.gaussian import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
-    >>> from pymc_ngvi.reparam import Conditional
+    >>> from pymc_ngvi.methods.reparam import Conditional
     >>> with pm.Model() as model:
     ...     mu = pm.Normal("mu")
     ...     b = pm.Normal("b", mu, 0.5, shape=2)
@@ -554,7 +554,7 @@ class ReparametrisedDensity(OfAllData):
     >>> from pymc_ngvi.families.gaussian import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
-    >>> from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
+    >>> from pymc_ngvi.methods.reparam import Conditional, ReparametrisedDensity
     >>> with pm.Model() as model:
     ...     mu = pm.Normal("mu")
     ...     b = pm.Normal("b", mu, 0.5, shape=2)

@@ -31,8 +31,7 @@ from pymc_ngvi.core.types import (
     RowsTarget,
     Target,
 )
-from pymc_ngvi.estimators import ExactEvaluation
-from pymc_ngvi.steps.adaptive import (
+from pymc_ngvi.methods.adaptive import (
     N_PAIRS,
     Growth,
     Pair,
@@ -42,7 +41,8 @@ from pymc_ngvi.steps.adaptive import (
     near,
     trusted,
 )
-from pymc_ngvi.steps.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
+from pymc_ngvi.methods.estimators import ExactEvaluation
+from pymc_ngvi.methods.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
 # A natural step assumes that expected derivatives of rows stay what they are. Where priors are so wide that the rows
