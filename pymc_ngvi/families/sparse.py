@@ -344,15 +344,11 @@ class SparseStructure(Structure):
         curvature[at] = outer[at]
         return curvature
 
-    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
-        """Return the factor times the lower triangle of the mean of left_b right_b^T with a halved diagonal."""
-        return self.product(factor, self._half(self.outer(left, right)))
-
     def refuse(self, *args: object, **kwargs: object) -> Never:
         """Raise NotImplementedError: what natural steps do not need is not there."""
         raise NotImplementedError(f"a sparse precision {self.goes_with} only")
 
-    dense = left_quotient = right_quotient = gram = squared = refuse
+    dense = left_quotient = right_quotient = gram = refuse
 
     def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> None:
         """Return None: the pattern is not closed under it."""

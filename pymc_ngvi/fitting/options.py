@@ -36,10 +36,9 @@ from pymc_ngvi.families import (
 from pymc_ngvi.families.dissection import cheapest_form, find_blocks, step_seconds, structure_of
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import WITH_FILL, WITH_SUMS, SparseStructure, SummedStructure, goes_with
-from pymc_ngvi.methods import MIXTURE_STEPS, STEPS
+from pymc_ngvi.methods import MIXTURE_STEPS, STEPS, UPDATES
 from pymc_ngvi.methods.estimators import ESTIMATORS
 from pymc_ngvi.methods.schedule import TOL
-from pymc_ngvi.methods.updates import UPDATES
 
 #: Step rules, those that a family implies among them.
 RULES: dict[str, type[Rule]] = {**STEPS, **MIXTURE_STEPS}

@@ -26,7 +26,6 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,
     FittedState,
-    GaussianState,
     MatrixHessian,
     Rule,
     RuleState,
@@ -38,7 +37,7 @@ from pymc_ngvi.density.info import constant_data
 from pymc_ngvi.density.new_priors import flat_coordinates, has_proper_priors
 from pymc_ngvi.density.streams.density import StreamDensity
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState, SummedState
-from pymc_ngvi.families.gaussian import Gaussian
+from pymc_ngvi.families.gaussian import AnyGaussian, Gaussian
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.modes.search import Ended, ModeSearch, explored
@@ -56,10 +55,10 @@ from pymc_ngvi.fitting.problem import (
 )
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of, spared
+from pymc_ngvi.methods import DIRECTIONS
 from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.methods.reparam import RowSpaceDensity
 from pymc_ngvi.methods.sites import Incremental, IncrementalState
-from pymc_ngvi.methods.updates import DIRECTIONS
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -344,7 +343,7 @@ def _with_precision(state: FittedState, precision: Array) -> FittedState:
     return _gaussian_with(state, precision) if isinstance(state, Gaussian) else state
 
 
-def _gaussian_with(state: GaussianState, precision: Array) -> GaussianState:
+def _gaussian_with(state: AnyGaussian, precision: Array) -> AnyGaussian:
     if isinstance(state, SummedState):  # which sums a dense matrix has is not known
         return state
     hessian = MatrixHessian(-precision, state.structure.pattern if isinstance(state, SparseState) else None)

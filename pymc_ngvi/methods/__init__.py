@@ -2,13 +2,33 @@
 
 from pymc_ngvi.core.types import Rule
 from pymc_ngvi.methods.adaptive import Adaptive
-from pymc_ngvi.methods.estimators import ESTIMATORS
+from pymc_ngvi.methods.cholesky import (
+    DIRECTIONS,
+    SGD,
+    SNNGM,
+    Adam,
+    cholesky,
+    cholesky_precision,
+    euclidean,
+    sqrt,
+)
+from pymc_ngvi.methods.decay import Decay
+from pymc_ngvi.methods.estimators import ESTIMATORS, Update
+from pymc_ngvi.methods.ivon import IVON
 from pymc_ngvi.methods.linesearch import LineSearch
 from pymc_ngvi.methods.mixtures import ComponentTarget, TrustRegion
-from pymc_ngvi.methods.stochastic import IVON, SGD, SNNGM, Adam, Constant, Decay, Proximal
+from pymc_ngvi.methods.natural import Constant, Proximal, natural, natural_pd
 from pymc_ngvi.methods.student_t import ScaleMixture
-from pymc_ngvi.methods.updates import DIRECTIONS, UPDATES
 
+#: Parametrisations and step maps.
+UPDATES: dict[str, Update] = {
+    "natural": natural,
+    "natural_pd": natural_pd,
+    "cholesky": cholesky,
+    "cholesky_precision": cholesky_precision,
+    "sqrt": sqrt,
+    "euclidean": euclidean,
+}
 #: Step rules: how far to go, and when to stop.
 STEPS: dict[str, type[Rule]] = {
     "adaptive": Adaptive,
@@ -42,4 +62,10 @@ __all__ = [
     "Proximal",
     "ScaleMixture",
     "TrustRegion",
+    "cholesky",
+    "cholesky_precision",
+    "euclidean",
+    "natural",
+    "natural_pd",
+    "sqrt",
 ]

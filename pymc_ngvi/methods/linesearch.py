@@ -25,12 +25,11 @@ from pymc_ngvi.core.types import (
     Bends,
     BentRowsTarget,
     Evaluation,
-    GaussianState,
-    Moments,
     RowRules,
     RowsTarget,
     Target,
 )
+from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.adaptive import (
     N_PAIRS,
     Growth,
@@ -41,7 +40,7 @@ from pymc_ngvi.methods.adaptive import (
     near,
     trusted,
 )
-from pymc_ngvi.methods.estimators import ExactEvaluation
+from pymc_ngvi.methods.estimators import ExactEvaluation, Moments
 from pymc_ngvi.methods.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
@@ -79,7 +78,7 @@ class Newton:
     """A step of Newton from a Gaussian."""
 
     #: With a dense covariance.
-    q: GaussianState
+    q: AnyGaussian
     #: Whitened by it.
     moments: Moments
     #: That are not quadratic; shape (n,).
@@ -105,7 +104,7 @@ class Newton:
         result[self.rows] = self._moved(rho)
         return result
 
-    def propose(self, rho: float) -> GaussianState | None:
+    def propose(self, rho: float) -> AnyGaussian | None:
         """Return the state after a step of a size, or None where that is none."""
         beyond = self._moved(rho) - self.sites[self.rows] - rho * self.excess[self.rows]
         matrix = self.q.add_to_diagonal(rho * self.moments.curvature, 1.0 - rho)
@@ -124,7 +123,7 @@ class Newton:
 
 
 def newton(
-    target: BentRowsTarget, q: GaussianState, moments: Moments, bends: Bends | None, sites: Array | None
+    target: BentRowsTarget, q: AnyGaussian, moments: Moments, bends: Bends | None, sites: Array | None
 ) -> Newton | None:
     """Return the step of Newton from a Gaussian."""
     if bends is None or not q.exact_metric or moments.curvature.shape != (q.n_dim, q.n_dim):
@@ -218,7 +217,7 @@ ROUNDING = 1e-12
 class LineSearchState:
     """What one iteration hands to the next."""
 
-    q: GaussianState
+    q: AnyGaussian
     elbo: float
     moments: Moments
     #: By which the ELBO was taken; None where it is not finite.
@@ -263,7 +262,7 @@ class LineSearchState:
 class _Found(NamedTuple):
     """A step that was accepted, the nats gained, and whether log p is finite at what was tried before."""
 
-    step: Step[GaussianState, ExactEvaluation]
+    step: Step[AnyGaussian, ExactEvaluation]
     gain: float
     all_finite: bool
 
@@ -272,16 +271,16 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     """Natural steps that never lower an exact ELBO; see `StepRule` for the parameters."""
 
     #: A state that was tried as a start, and what is known of it.
-    _best_start: tuple[GaussianState, ExactEvaluation] | None = None
+    _best_start: tuple[AnyGaussian, ExactEvaluation] | None = None
 
-    def first_evaluation(self, q: GaussianState) -> Evaluation:
+    def first_evaluation(self, q: AnyGaussian) -> Evaluation:
         """Evaluate a starting state; what is found of the best one serves `init`."""
         evaluation = self._estimator.by_rules(self._target, q)
         if self._best_start is None or evaluation.elbo > self._best_start[1].elbo:
             self._best_start = q, evaluation
         return evaluation
 
-    def init(self, q: GaussianState) -> LineSearchState:
+    def init(self, q: AnyGaussian) -> LineSearchState:
         """Return the state before the first iteration."""
         none = np.zeros(q.n_dim)
         nothing = Moments(none, none, none, none, np.inf, floor=0.0, floor_sd=0.0)
@@ -391,7 +390,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Found | Failure:
         """Go along a direction as far as the ELBO does not fall."""
 
-        def propose(rho: float) -> GaussianState | None:
+        def propose(rho: float) -> AnyGaussian | None:
             # Beyond a full step, the direction is longer, not the part of the old precision that is left negative.
             moments = moments_of(state.q, state.moments, max(rho, 1.0) * direction)
             return self._update(state.q, moments, min(rho, 1.0), rho <= 1.0)
@@ -404,14 +403,14 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     def _along(
         self,
         state: LineSearchState,
-        propose: Callable[[float], GaussianState | None],
+        propose: Callable[[float], AnyGaussian | None],
         slope: float,
         first: float,
         most_trials: int = MAX_TRIALS,
     ) -> _Found | Failure:
         least, are_finite = state.elbo - ROUNDING * (1.0 + abs(state.elbo)), list[bool]()
 
-        def evaluate(q: GaussianState) -> ExactEvaluation:
+        def evaluate(q: AnyGaussian) -> ExactEvaluation:
             evaluation = self._estimator.by_rules(self._target, q, state.rules, adapt=True, least=least)
             are_finite.append(bool(evaluation.finite.all()))
             return evaluation

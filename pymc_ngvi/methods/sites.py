@@ -21,9 +21,10 @@ import numpy as np
 from pymc_ngvi.core.linalg import GIB, fits_in_memory
 from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, GaussianState, MatrixHessian, Moments
+from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, MatrixHessian
 from pymc_ngvi.density.streams.density import Batch, Place, StreamDensity, StreamReport
-from pymc_ngvi.methods.estimators import ExactEvaluation
+from pymc_ngvi.families.gaussian import AnyGaussian
+from pymc_ngvi.methods.estimators import ExactEvaluation, Moments
 from pymc_ngvi.methods.schedule import NO_DRAWS, ExactRule
 
 # --- sites: what a batch says of theta, as a quadratic function ---
@@ -47,7 +48,7 @@ class SeenByQuadratics(NamedTuple):
     cov: Array
 
     @classmethod
-    def of(cls, q: GaussianState) -> Self:
+    def of(cls, q: AnyGaussian) -> Self:
         """Return what they see."""
         return cls(q.location, q.sd() ** 2 if is_diagonal(q) else q.cov())
 
@@ -72,7 +73,7 @@ class Quadratic:
         return cls(n_rows, value - without.value(seen), linear, -hessian)
 
     @classmethod
-    def none(cls, q: GaussianState) -> Self:
+    def none(cls, q: AnyGaussian) -> Self:
         """Return 0."""
         return cls(0, 0.0, np.zeros(q.n_dim), np.zeros((q.n_dim,) * (1 if is_diagonal(q) else 2)))
 
@@ -101,12 +102,12 @@ class Quadratic:
         return self.linear - self.times(seen.mean)
 
 
-def is_diagonal(q: GaussianState) -> bool:
+def is_diagonal(q: AnyGaussian) -> bool:
     """Tell whether a Gaussian has no correlations: the diagonal of a Hessian is all that it takes."""
     return q.n_params <= 2 * q.n_dim
 
 
-def hessian_of(found: Expectation, q: GaussianState) -> Array:
+def hessian_of(found: Expectation, q: AnyGaussian) -> Array:
     """Return the expected Hessian as quadratic functions keep it."""
     return found.hessian.diagonal() if is_diagonal(q) else found.hessian.products(np.eye(q.n_dim))
 
@@ -119,19 +120,19 @@ def as_hessian(values: Array) -> MatrixHessian:
 # --- what errors in expected derivatives mean ---
 
 
-def gap_by_newton(q: GaussianState, grad: Array, hessian: Array) -> float:
+def gap_by_newton(q: AnyGaussian, grad: Array, hessian: Array) -> float:
     """Return the nats to be gained where expected derivatives are off by so much."""
     whitened = q.whiten(grad[None])[0]
     error = q.flat(q.curvature(as_hessian(hessian)))
     return 0.5 * float(whitened @ whitened) + 0.25 * q.inner(error, error)
 
 
-def moves(q: GaussianState, grads: Array) -> Array:
+def moves(q: AnyGaussian, grads: Array) -> Array:
     """Return how far errors in gradients, (n, n_dim), move means, in standard deviations."""
     return q.covariance_times(grads) / q.sd()
 
 
-def sign_of_order(q: GaussianState, sites: Sequence[Quadratic]) -> str:
+def sign_of_order(q: AnyGaussian, sites: Sequence[Quadratic]) -> str:
     """Return what speaks for an order of the data, in a clause; empty where nothing does."""
     if len(sites) < _FEWEST:
         return ""
@@ -192,7 +193,7 @@ class Change:
 class IncrementalState:
     """What one iteration, the visit of a batch, hands to the next."""
 
-    q: GaussianState
+    q: AnyGaussian
     #: As the sites have it.
     elbo: float
     #: The next batch.
@@ -246,7 +247,7 @@ class IncrementalState:
 #: Times that rows are asked; nats that a correction gains, below which it is the last.
 _MOST_ROUNDS, _NEAR_ONCE = 6, 1e-3
 #: Takes a natural step on the prior and the sum of sites; returns the nats that it promised, and where it leads.
-type Step = Callable[[GaussianState, Quadratic], tuple[float, GaussianState]]
+type Step = Callable[[AnyGaussian, Quadratic], tuple[float, AnyGaussian]]
 
 
 def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> IncrementalState:
@@ -293,7 +294,7 @@ _MOST_IDLE, _PROGRESS = 4, 0.5
 class _Tried(NamedTuple):
     """A state with what is known of it."""
 
-    q: GaussianState
+    q: AnyGaussian
     seen: SeenByQuadratics
     #: Of the log likelihood of the batch.
     batch: Expectation
@@ -308,12 +309,12 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
 
     _first: Batch | None = None
 
-    def first_evaluation(self, q: GaussianState) -> Evaluation:
+    def first_evaluation(self, q: AnyGaussian) -> Evaluation:
         """Evaluate a starting state on the first batch alone, as if all others were like it."""
         tried = self._tried(q, self._read(Place()).n_rows, Quadratic.none(q))
         return ExactEvaluation.of(tried.batch, tried.elbo)
 
-    def init(self, q: GaussianState) -> IncrementalState:
+    def init(self, q: AnyGaussian) -> IncrementalState:
         """Return the state before the first batch."""
         none = Quadratic.none(q)
         n_rows = self._read(Place()).n_rows
@@ -378,7 +379,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
         self._first = self._first or self._target.read(self._seed, place)
         return self._first
 
-    def _tried(self, q: GaussianState, n_rows: int, others: Quadratic, before: _Tried | None = None) -> _Tried:
+    def _tried(self, q: AnyGaussian, n_rows: int, others: Quadratic, before: _Tried | None = None) -> _Tried:
         """Evaluate a state on the prior, a batch of so many rows, and the sites of the others, which stand for all."""
         with np.errstate(all="ignore"):
             seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
@@ -407,7 +408,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             tried = found
         return tried
 
-    def _stepped(self, q: GaussianState, total: Quadratic) -> tuple[float, GaussianState]:
+    def _stepped(self, q: AnyGaussian, total: Quadratic) -> tuple[float, AnyGaussian]:
         """Take a natural step where all batches are their sites; return the nats that it promised, too."""
         seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
         hessian = hessian_of(prior, q) - total.precision

@@ -25,18 +25,16 @@ from pymc_ngvi.core.types import (
     BaseDraws,
     Density,
     Evaluation,
-    GaussianState,
     MeanHessian,
-    Moments,
     Outer,
     StepRule,
-    Update,
     WhitenedHessian,
     Whitener,
 )
+from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
 from pymc_ngvi.methods.adaptive import MAX_ERROR, Adaptive, AdaptiveState, is_near
-from pymc_ngvi.methods.estimators import Estimator, gap_of, stein
+from pymc_ngvi.methods.estimators import Estimator, Moments, Update, gap_of, stein
 from pymc_ngvi.methods.schedule import (
     FEW_DRAWS,
     MAX_CURVATURE_ERROR,
@@ -287,7 +285,7 @@ def measured(
     unit = q.gaussian.flat(q.gaussian.add_to_diagonal(np.zeros_like(m.curvature), 1.0)) / np.sqrt(q.n_dim)
     metric = Metric.of(q, unit)
     metric = metric.holding_shape() if at_bound else metric
-    error = q.gaussian.flat(q.gaussian.curvature_error(m.curvature)) / -np.sqrt(2.0)
+    error = q.gaussian.flat(q.gaussian.add_to_diagonal(m.curvature, -1.0)) / -np.sqrt(2.0)
     row = np.concatenate([m.grad, error, [shapes.mean()]])[None]
     vector = metric.with_size(row, sizes.mean(keepdims=True))
     excess = float(metric.size(row - vector)[0]) * np.sqrt(2.0 / q.n_dim)
@@ -324,7 +322,7 @@ def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *,
     return sizes / np.sqrt(2.0 * q.n_dim), shapes / np.sqrt(shape_information(a))
 
 
-def tails_gain(gaussian: GaussianState, base: BaseDraws, evaluation: Evaluation, n_se: float) -> bool:
+def tails_gain(gaussian: AnyGaussian, base: BaseDraws, evaluation: Evaluation, n_se: float) -> bool:
     """Tell from gradients at draws of a Gaussian whether heavier tails gain more than so many standard errors."""
     q = StudentTState(gaussian, float(np.log(MOST_SHAPE)))
     rows = np.column_stack(_by_replicate(q, base, evaluation, stl=True))

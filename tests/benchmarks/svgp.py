@@ -47,9 +47,8 @@ from pymc_ngvi import ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState
-from pymc_ngvi.methods import STEPS
+from pymc_ngvi.methods import STEPS, UPDATES
 from pymc_ngvi.methods.estimators import ESTIMATORS
-from pymc_ngvi.methods.updates import UPDATES
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

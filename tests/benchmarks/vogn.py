@@ -39,9 +39,8 @@ from vogn_baselines import METHODS, N_PREDICTIVE, Network, losses, run
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.options import choose
-from pymc_ngvi.methods import STEPS
+from pymc_ngvi.methods import STEPS, UPDATES
 from pymc_ngvi.methods.estimators import ESTIMATORS
-from pymc_ngvi.methods.updates import UPDATES
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

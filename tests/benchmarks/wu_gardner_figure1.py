@@ -42,10 +42,8 @@ from records import Records, Row
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState
-from pymc_ngvi.methods import STEPS
+from pymc_ngvi.methods import DIRECTIONS, SGD, STEPS, UPDATES
 from pymc_ngvi.methods.estimators import ESTIMATORS
-from pymc_ngvi.methods.stochastic import SGD
-from pymc_ngvi.methods.updates import DIRECTIONS, UPDATES
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -42,9 +42,8 @@ from wu_gardner import Counted
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.methods import STEPS
+from pymc_ngvi.methods import DIRECTIONS, STEPS, UPDATES
 from pymc_ngvi.methods.estimators import Pathwise, Price
-from pymc_ngvi.methods.updates import DIRECTIONS, UPDATES
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

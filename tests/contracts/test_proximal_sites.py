@@ -8,9 +8,8 @@ from targets import NumpyTarget
 
 from pymc_ngvi.core.types import Expectation, MatrixHessian, RowRules
 from pymc_ngvi.families import FullState
+from pymc_ngvi.methods import UPDATES, Proximal
 from pymc_ngvi.methods.estimators import ESTIMATORS
-from pymc_ngvi.methods.stochastic import Proximal
-from pymc_ngvi.methods.updates import UPDATES
 
 BETA, BATCH, N, D = 0.4, 4, 24, 3
 RNG = np.random.default_rng(3)

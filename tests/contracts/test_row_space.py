@@ -15,9 +15,9 @@ from pymc_ngvi.core.types import BaseDraws
 from pymc_ngvi.density import by_rows, expectations
 from pymc_ngvi.families import FullState
 from pymc_ngvi.families.gaussian import LowRankState
+from pymc_ngvi.methods import natural
 from pymc_ngvi.methods.estimators import Quadrature
 from pymc_ngvi.methods.reparam import RowSpaceDensity
-from pymc_ngvi.methods.updates import natural
 
 N_ROWS, N_COEFFICIENTS = 30, 120
 NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)

@@ -30,6 +30,7 @@ from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, 
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting import problem as starting
 from pymc_ngvi.fitting.loop import History
+from pymc_ngvi.methods import cholesky, natural, natural_pd, sqrt
 from pymc_ngvi.methods.adaptive import Adaptive
 from pymc_ngvi.methods.estimators import price, stein
 from pymc_ngvi.methods.student_t import (
@@ -43,7 +44,6 @@ from pymc_ngvi.methods.student_t import (
     tail_velocity,
     tails_gain,
 )
-from pymc_ngvi.methods.updates import cholesky, natural, natural_pd, sqrt
 
 #: Signs of a mixed second difference.
 _CORNERS = ((1, 1, 1), (-1, 1, -1), (-1, -1, 1), (1, -1, -1))

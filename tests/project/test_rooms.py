@@ -14,16 +14,16 @@ import texts
 import pymc_ngvi
 
 from pymc_ngvi.families import FAMILIES
-from pymc_ngvi.methods import MIXTURE_STEPS, STEPS
+from pymc_ngvi.methods import MIXTURE_STEPS, STEPS, UPDATES
 from pymc_ngvi.methods.estimators import ESTIMATORS
-from pymc_ngvi.methods.updates import UPDATES
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.rows.engines import ENGINES
 
 ROOT = Path(pymc_ngvi.__file__).parent
 #: Rooms from the cellar to the roof: a module imports from its own and from those before it.
 FLOORS = (
-    "core", "families", "rows", "graphs", "ops", "reading", "rows.engines", "density", "methods", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
+    "core", "families", "rows", "graphs", "ops", "reading", "rows.engines", "density", "methods",
+    "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
     "results.structure",
     "results.distributions", "results.diagnosis", "results.weighted", "results.sampling", "results.left_out",
     "results.plotting", "results.summary", "results.predictions", "results.contrasts", "results.priors",
