@@ -559,7 +559,7 @@ class SummedCholesky:
         """
         panels = matrix.panels.copy()
         panels[self.fronts.diagonal[self.sums.pins]] += self.strength
-        mapped = _symmetric_times(self.fronts, panels, self._roots)
+        mapped = symmetric_times(self.fronts, panels, self._roots)
         solved = self.pinned.solve(np.hstack([matrix.slopes, mapped]))
         return self._joined(self.pinned.whitened(panels), solved, -self.strength)
 
@@ -594,7 +594,7 @@ class SummedCholesky:
 
     def product_trace(self, matrix: Summed) -> float:
         """Return the trace of the inverse times a matrix."""
-        mapped = self.pinned.solve(_symmetric_times(self.fronts, matrix.panels, self._roots))
+        mapped = self.pinned.solve(symmetric_times(self.fronts, matrix.panels, self._roots))
         across = self._q.T @ self.pinned.solve(matrix.slopes) @ (self._q.T @ self.pinned.solve(self.sums.weights.T)).T
         inside = self._q.T @ mapped + across + across.T
         trace = self.pinned.product_trace(matrix.panels) - float(np.vdot(self._q, mapped))
@@ -615,11 +615,11 @@ class SummedCholesky:
         return sparse, (whole - self._q @ inside, inside + (pins * of_pins) @ pins.T)
 
 
-def _symmetric_times(fronts: Fronts, panels: Array, vectors: Array) -> Array:
-    """Return a symmetric matrix, its lower triangle as panels, times vectors."""
+def symmetric_times(fronts: Fronts, panels: Array, vectors: Array) -> Array:
+    """Return a symmetric matrix, its lower triangle as panels, times vectors; or each of many."""
     lower = SparseCholesky(fronts, panels)
     both: Array = lower.times(vectors) + lower.times(vectors, transposed=True)
-    return both - panels[fronts.diagonal][:, None] * vectors
+    return both - panels[..., fronts.diagonal, None] * vectors
 
 
 @stored("structure.summed", content=(*_KEPT, "weights", "pins"), make="from_arrays")

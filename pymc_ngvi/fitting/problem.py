@@ -352,7 +352,6 @@ class Problem:
             return point, scales
         # Relative to their conditional modes and scales, local coordinates begin where a Gaussian has them.
         transform = self.transform
-        transform.recentre(point)
         is_border = np.zeros(len(point), dtype=bool)
         is_border[transform.structure.border] = True
         location = np.where(is_border, point, 0.0)

@@ -171,7 +171,7 @@ def test_modes_are_found_from_far_away(name, away):
     far = target.transform.modes(phi, start)
     assert near.found.all()
     assert far.found.all()
-    assert far.n_evaluations > near.n_evaluations
+    assert far.n_rounds > near.n_rounds
     assert_allclose(far.theta, near.theta, atol=1e-8)
 
 
