@@ -31,9 +31,21 @@ from pymc_ngvi.families.gaussian import AnyGaussian
 # --- whitened expectations under a state, and what is made of them ---
 
 
+@dataclass(frozen=True, kw_only=True)
+class Nats:
+    """What is left to gain, as one set of draws has it."""
+
+    #: Half the squared length of the natural gradient: nats of ELBO still to be gained, uncorrected for noise.
+    gap: float
+    #: What it would be on average, by Monte Carlo noise alone, at the optimum; and the standard deviation of the
+    #: difference there.
+    floor: float
+    floor_sd: float
+
+
 @stored("moments")
 @dataclass(frozen=True)
-class Moments:
+class Moments(Nats):
     """Whitened expectations under one state, with their Monte Carlo error.
 
     Parameters
@@ -44,12 +56,6 @@ class Moments:
         A, in the form of the family: (n_dim, n_dim) dense, (n_dim,) diagonal.
     grad_se, curvature_se : ndarray, shape (n_dim,)
         Monte Carlo standard errors of the gradient and of the diagonal of A.
-    gap : float
-        Nats of ELBO still to be gained, uncorrected: 1/2 |grad|^2 + 1/4 |A - I|^2.
-    floor : float
-        What ``gap`` would be on average, by Monte Carlo noise alone, at the optimum.
-    floor_sd : float
-        Standard deviation of ``gap - floor`` there.
     replicates : ndarray, shape (n_replicates, n_params), or None
         Natural gradient of each replicate, kept by families for which it is a few vectors.
     """
@@ -58,9 +64,6 @@ class Moments:
     curvature: Array
     grad_se: Array
     curvature_se: Array
-    gap: float
-    floor: float
-    floor_sd: float
     replicates: Array | None = None
 
     def is_finite(self) -> bool:
@@ -448,7 +451,7 @@ class Quadrature(Estimator):
         error = state.flat(state.add_to_diagonal(curvature, -1.0))
         gap = 0.5 * float(grad @ grad) + 0.25 * state.inner(error, error)
         none = np.zeros(len(grad))
-        return Moments(grad, curvature, none, none, gap, floor=0.0, floor_sd=0.0)
+        return Moments(grad, curvature, none, none, gap=gap, floor=0.0, floor_sd=0.0)
 
 
 #: Draws that the curvature is averaged over, and dimensions beyond which it is left alone.

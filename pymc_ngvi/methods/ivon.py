@@ -88,7 +88,9 @@ class IVON(Stochastic[Memory]):
         of_precision = _WEIGHT / (_FIRST + t)
         error = np.clip(old.add_to_diagonal(moments.curvature, -1.0), -1.0 / of_precision, 1.0 / of_precision)
         unknown, none = np.full(old.n_dim, np.inf), np.zeros(old.n_dim)
-        limited = Moments(none, old.add_to_diagonal(error, 1.0), unknown, unknown, np.nan, np.inf, np.inf)
+        limited = Moments(
+            none, old.add_to_diagonal(error, 1.0), unknown, unknown, gap=np.nan, floor=np.inf, floor_sd=np.inf
+        )
         found = self._updated(old, limited, of_precision)
         if found is None:
             return None

@@ -283,7 +283,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     def init(self, q: AnyGaussian) -> LineSearchState:
         """Return the state before the first iteration."""
         none = np.zeros(q.n_dim)
-        nothing = Moments(none, none, none, none, np.inf, floor=0.0, floor_sd=0.0)
+        nothing = Moments(none, none, none, none, gap=np.inf, floor=0.0, floor_sd=0.0)
         start, self._best_start = self._best_start, None
         known = start[1] if start is not None and start[0] is q else None
         return self._anew(LineSearchState(q, -np.inf, nothing, growth=Growth(first=q.sd(), exact=True)), known)

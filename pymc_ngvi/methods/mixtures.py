@@ -39,7 +39,7 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
-from pymc_ngvi.methods.estimators import Estimator, Moments, Update
+from pymc_ngvi.methods.estimators import Estimator, Moments, Nats, Update
 from pymc_ngvi.methods.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step, is_kinked
 
 # --- where components may begin: at modes of log p found from dispersed points, and where q has too little mass ---
@@ -309,16 +309,11 @@ class MixtureEvaluation:
 
 @stored("mixture.moments")
 @dataclass(frozen=True)
-class MixtureMoments:
-    """Whitened moments of each component, and the gap of the mixture."""
+class MixtureMoments(Nats):
+    """Whitened moments of each component, and the gap of the mixture in the Fisher metric of component and draw."""
 
     #: Of the target of each component, whitened by it.
     parts: tuple[Moments, ...]
-    #: Nats that are left, what Monte Carlo noise alone would make them, and the standard deviation of the difference:
-    #: half the squared length of the natural gradient in the Fisher metric of component and draw together.
-    gap: float
-    floor: float
-    floor_sd: float
 
 
 def evaluate_mixture(density: Density, q: MixtureState, base: BaseDraws, estimator: Estimator) -> MixtureEvaluation:

@@ -43,6 +43,7 @@ from pymc_ngvi.methods.estimators import (
     Direction,
     Estimator,
     Moments,
+    Nats,
     Quadrature,
     Update,
     in_full_metric,
@@ -107,22 +108,6 @@ class Tolerance:
 _MODEL_ERROR = 0.3
 #: Standard deviations between prediction and measurement beyond which the prediction counts for nothing.
 _SURPRISE = 3.0
-
-
-class Nats(Protocol):
-    """What is left to gain, as one set of draws has it."""
-
-    @property
-    def gap(self) -> float:
-        """Half the squared length of the natural gradient."""
-
-    @property
-    def floor(self) -> float:
-        """What noise alone would make it."""
-
-    @property
-    def floor_sd(self) -> float:
-        """Standard deviation of the difference at the optimum."""
 
 
 @stored("adaptive.belief")

@@ -66,11 +66,11 @@ class Quadratic:
     precision: Array
 
     @classmethod
-    def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: SeenByQuadratics) -> Self:
+    def of(cls, n_rows: int, found: Expectation, q: AnyGaussian, seen: SeenByQuadratics) -> Self:
         """Return the function with an expectation and derivatives under a Gaussian."""
-        linear = grad + cls(n_rows, 0.0, grad, -hessian).times(seen.mean)
-        without = cls(n_rows, 0.0, linear, -hessian)
-        return cls(n_rows, value - without.value(seen), linear, -hessian)
+        slopes = cls(n_rows, 0.0, found.grad, -hessian_of(found, q))
+        without = replace(slopes, linear=found.grad + slopes.times(seen.mean))
+        return replace(without, constant=found.value - without.value(seen))
 
     @classmethod
     def none(cls, q: AnyGaussian) -> Self:
@@ -169,24 +169,8 @@ class Site:
     part: Quadratic | None = None
 
 
-@stored("incremental.change")
-@dataclass(frozen=True, eq=False)
-class Change:
-    """How far what batches say has moved since their last visits, over a pass."""
-
-    #: Expected gradients less those of the sites kept, each under the q of the visit; the sum over batches; shape
-    #: (n_dim,).
-    grad: Array
-    #: The same of Hessians.
-    hessian: Array
-    #: The same of expectations.
-    value: float = 0.0
-    #: Nats by which quadrature may be off.
-    error: float = 0.0
-
-
 @stored("incremental.state", content=(
-    "q", "elbo", "place", "sites", "total", "change", "gaps", "elbo_error", "step_size", "is_held", "is_blind",
+    "q", "elbo", "place", "sites", "total", "change", "error", "gaps", "elbo_error", "step_size", "is_held", "is_blind",
     "moved", "ordered",
 ))  # fmt: skip
 @dataclass(frozen=True, eq=False)
@@ -202,8 +186,9 @@ class IncrementalState:
     sites: tuple[Site | None, ...]
     #: Their sum.
     total: Quadratic
-    #: In this pass.
-    change: Change
+    #: What batches have said in this pass, less what their sites said; and nats by which quadrature may be off.
+    change: Quadratic
+    error: float = 0.0
     #: What each pass that is over has shown of the q before it: nats that were to be gained then.
     gaps: tuple[float, ...] = ()
     #: Nats by which the ELBO may be off.
@@ -258,7 +243,7 @@ def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> Inc
         seen, changes, error = SeenByQuadratics.of(q), [], 0.0
         for which, site in enumerate(cast(tuple[Site, ...], state.sites)):
             found, part = target.of_kept(which, q), cast(Quadratic, site.part)
-            now = Quadratic.of(part.n_rows, found.value, found.grad, hessian_of(found, q), seen) - part
+            now = Quadratic.of(part.n_rows, found, q, seen) - part
             weight = site.content.n_rows / part.n_rows
             changes.append(Quadratic(0, weight * now.constant, weight * now.linear, weight * now.precision))
             error += weight * found.error
@@ -326,7 +311,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
                 f"{needed / GIB:,.1f} GiB, more than this machine has: give batches of more rows, or take "
                 "family='diagonal', which ignores correlations."
             )
-        return IncrementalState(q, -np.inf, Place(), (), none, Change(none.linear, none.precision))
+        return IncrementalState(q, -np.inf, Place(), (), none, none)
 
     # --- a visit ---
 
@@ -340,19 +325,17 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
         before = self._tried(state.q, batch.n_rows, others)
         if not np.isfinite(before.elbo):
             return replace(state, is_blind=True)
-        is_first = not state.total.n_rows
+        now, is_first = Quadratic.of(batch.n_rows, before.batch, before.q, before.seen), not state.total.n_rows
         after = (
             before
             if is_held
             else self._improved(before, batch.n_rows, others, _MOST_FIRST if is_first else _MOST_STEPS)
         )
-        content = Quadratic.of(
-            batch.n_rows, after.batch.value, after.batch.grad, hessian_of(after.batch, after.q), after.seen
-        )
+        content = Quadratic.of(batch.n_rows, after.batch, after.q, after.seen)
         part = None
         if self._target.is_read_once:  # some rows are kept
             n_kept, found = self._target.keep(batch.which, after.q)
-            part = Quadratic.of(n_kept, found.value, found.grad, hessian_of(found, after.q), after.seen)
+            part = Quadratic.of(n_kept, found, after.q, after.seen)
         site = Site(content, batch.print, part)
         known = [*state.sites, *[None] * (batch.which + 1 - len(state.sites))]
         known[batch.which] = site
@@ -360,7 +343,8 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             state,
             sites=tuple(known),
             total=others + content,
-            change=_changed(state.change, before, old),
+            change=state.change if old is None else state.change + (now - old.content),
+            error=state.error + before.batch.error,
             is_held=is_held,
             is_blind=False,
             place=Place(state.place.number, state.place.position + 1, state.place.n_before + batch.n_rows),
@@ -426,7 +410,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
 
     def _after_a_pass(self, state: IncrementalState) -> IncrementalState:
         """Measure what the pass has shown."""
-        number, change, none = state.place.number, state.change, Quadratic.none(state.q)
+        number, change, quadrature = state.place.number, state.change, state.error
         sites = state.sites[: state.place.position]  # there may have been more in the pass before
         kept = [site.content for site in sites if site is not None]
         state = replace(
@@ -434,7 +418,8 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             sites=sites,
             total=sum(kept[1:], kept[0]),
             place=Place(number + 1),
-            change=Change(none.linear, none.precision),
+            change=Quadratic.none(state.q),
+            error=0.0,
             ordered=state.ordered or sign_of_order(state.q, kept),
         )
         if self._target.is_read_once:
@@ -442,9 +427,11 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             return replace(state, elbo=self._elbo_of(state))
         if not number:
             return state
-        gap = gap_by_newton(state.q, change.grad, change.hessian)
-        error = abs(change.value) + change.error
-        moved = float(np.abs(moves(state.q, change.grad[None])).max())
+        seen = SeenByQuadratics.of(state.q)
+        grad = change.grad(seen)
+        gap = gap_by_newton(state.q, grad, -change.precision)
+        error = abs(change.value(seen)) + quadrature
+        moved = float(np.abs(moves(state.q, grad[None])).max())
         return replace(state, gaps=(*state.gaps, gap), elbo_error=error, moved=moved)
 
     def terminate(self, state: IncrementalState) -> Status | None:
@@ -469,16 +456,3 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
     def reopen(self, state: IncrementalState) -> IncrementalState:
         """Return a state in which a fit that ended may try again."""
         return replace(state, gaps=(), is_blind=False)
-
-
-def _changed(change: Change, before: _Tried, old: Site | None) -> Change:
-    """Add what a batch says now, less what its site says."""
-    if old is None:
-        return replace(change, error=change.error + before.batch.error)
-    site, batch = old.content, before.batch
-    return Change(
-        change.grad + batch.grad - site.grad(before.seen),
-        change.hessian + hessian_of(batch, before.q) + site.precision,
-        change.value + batch.value - site.value(before.seen),
-        change.error + batch.error,
-    )

@@ -34,7 +34,7 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
 from pymc_ngvi.methods.adaptive import MAX_ERROR, Adaptive, AdaptiveState, is_near
-from pymc_ngvi.methods.estimators import Estimator, Moments, Update, gap_of, stein
+from pymc_ngvi.methods.estimators import Estimator, Moments, Nats, Update, gap_of, stein
 from pymc_ngvi.methods.schedule import (
     FEW_DRAWS,
     MAX_CURVATURE_ERROR,
@@ -224,7 +224,7 @@ class GaussianPart:
 
 @stored("scale_mixture.moments")
 @dataclass(frozen=True)
-class ScaleMoments:
+class ScaleMoments(Nats):
     """Natural gradient of a t, with its Monte Carlo error."""
 
     #: Whitened gradient and curvature A = I - C^T E[w hess h] C of the Gaussian inside; gap and its floor are those
@@ -239,11 +239,6 @@ class ScaleMoments:
     #: Change of 1/a in a step of size 1, and its standard error.
     tail_step: float
     tail_se: float
-    #: Nats to be gained by mean, Sigma and shape, what noise alone would make them, and the standard deviation of the
-    #: difference at the optimum.
-    gap: float
-    floor: float
-    floor_sd: float
 
     def direction(self, trust: float = 1.0) -> Array:
         """Return the natural gradient in the Fisher information of theta alone, (n_params,).
@@ -303,7 +298,7 @@ def measured(
         steps = metric.solve(u)[:, -1]
     step = _mean_of(steps / np.sqrt(shape_information(q.shape)))
     gaussian = replace(own, curvature=curvature)
-    return ScaleMoments(gaussian, m, vector[0], metric, *step, own.gap, own.floor, own.floor_sd)
+    return ScaleMoments(gaussian, m, vector[0], metric, *step, gap=own.gap, floor=own.floor, floor_sd=own.floor_sd)
 
 
 def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *, stl: bool) -> tuple[Array, Array]:

@@ -187,7 +187,7 @@ def make_moments(state: Any, rng: np.random.Generator) -> Moments:
     outer = state.outer(noise, noise)
     curvature = state.outer_mean(outer)
     unknown = np.full(n_dim, np.inf)
-    return Moments(rng.standard_normal(n_dim), curvature, unknown, unknown, np.nan, np.inf, np.inf)
+    return Moments(rng.standard_normal(n_dim), curvature, unknown, unknown, gap=np.nan, floor=np.inf, floor_sd=np.inf)
 
 
 def make_units(family: str, n_dim: int, rng: np.random.Generator) -> dict[str, Callable[[], Any]]:

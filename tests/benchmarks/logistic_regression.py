@@ -71,7 +71,7 @@ class Logistic:
         curvature = q.whiten(q.whiten(precision).T)
         gap = 0.5 * grad @ grad + 0.25 * np.sum(q.add_to_diagonal(curvature, -1.0) ** 2)
         zero = np.zeros(self.n_dim)
-        return Moments(grad, curvature, zero, zero, float(gap), 0.0, 0.0)
+        return Moments(grad, curvature, zero, zero, gap=float(gap), floor=0.0, floor_sd=0.0)
 
     def start(self) -> Any:
         """Return N(0, I)."""

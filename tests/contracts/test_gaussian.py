@@ -197,7 +197,7 @@ of_covariance = pytest.mark.parametrize("name", ["full", "diagonal", "blocks", "
 
 def without_noise(state, grad, curvature):
     none = np.zeros(len(grad))
-    return Moments(state.whiten(grad), curvature, none, none, 0.0, 0.0, 0.0)
+    return Moments(state.whiten(grad), curvature, none, none, gap=0.0, floor=0.0, floor_sd=0.0)
 
 
 def root_of(state):
@@ -400,7 +400,7 @@ def test_steps_of_a_factor_are_those_of_a_dense_one(case, update, n_outer):
         grad = moments.grad
         curvature = full.curvature(MatrixHessian(-precision[np.ix_(order, order)]))
     none = np.zeros(case.n_dim)
-    twin = Moments(grad[order], curvature, none, none, 0.0, 0.0, 0.0)
+    twin = Moments(grad[order], curvature, none, none, gap=0.0, floor=0.0, floor_sd=0.0)
     new, expected = UPDATES[update](state, moments, 0.01, False), UPDATES[update](full, twin, 0.01, False)
     root = np.tril(expected.factor) * mask
     square = root @ root.T
@@ -570,7 +570,9 @@ def test_thousands_of_blocks_make_no_dense_matrix(form):
     tracemalloc.start()
     state = family.from_scale(np.zeros(n), np.full(n, 0.5))
     doubled = state.add_to_diagonal(state.add_to_diagonal(np.zeros_like(state.factor), 1.0), 1.0)
-    new = UPDATES["natural"](state, Moments(np.ones(n), doubled, *np.zeros((2, n)), 0.0, 0.0, 0.0), 1.0, False)
+    new = UPDATES["natural"](
+        state, Moments(np.ones(n), doubled, *np.zeros((2, n)), gap=0.0, floor=0.0, floor_sd=0.0), 1.0, False
+    )
     new.draws(np.zeros((2, n)))
     sd, peak = new.sd(), tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
