@@ -197,11 +197,6 @@ class Structure:
         solution = linalg.solve_lower(factor, columns, transpose=transposed)
         return solution if vectors.ndim == 1 else solution.mT
 
-    def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
-        """Return v^T P v for the precision P of each vector, where the factor is of the covariance, or of P."""
-        half = self.solve(factor, vectors) if sign > 0 else self.times(factor, vectors, transposed=True)
-        return np.sum(half * half, axis=-1)
-
     # --- factors ---
 
     def product(self, left: Array, right: Array) -> Array:
@@ -469,8 +464,8 @@ class Gaussian[S: Structure]:
 
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``."""
-        squares = self.structure.squares(self.factor, self.factor_sign, theta - self.location)
-        return -0.5 * squares - self._log_det() - 0.5 * self.n_dim * LOG_2PI
+        z = self._whitener(theta - self.location, inverse=True)
+        return -0.5 * np.sum(z * z, axis=-1) - self._log_det() - 0.5 * self.n_dim * LOG_2PI
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""
@@ -600,8 +595,8 @@ class Gaussian[S: Structure]:
     def divergence(self, other: Self) -> float:
         """Return KL(self || other), nats; inf beyond what numbers can hold."""
         with np.errstate(over="ignore", invalid="ignore"):
-            apart = self.structure.squares(other.factor, other.factor_sign, (self.location - other.location)[None])
-            square = float(np.sum(self._relative(other) ** 2)) + float(apart[0])
+            apart = other._whitener(self.location - other.location, inverse=True)
+            square = float(np.sum(self._relative(other) ** 2)) + float(apart @ apart)
             value = 0.5 * (square - self.n_dim) + other._log_det() - self._log_det()
         return value if np.isfinite(value) else np.inf
 
@@ -727,11 +722,6 @@ class LowRankState(Gaussian[Diagonal]):
 
     def _log_det(self) -> float:
         return float(np.linalg.slogdet(self._roots[0])[1] - np.sum(np.log(self.factor)))
-
-    def log_density(self, theta: Array) -> Array:
-        """Return log q at the rows of ``theta``."""
-        z = self._stretched((theta - self.location) * self.factor, inverse=True)
-        return 0.5 * self.n_dim - 0.5 * np.sum(z * z, axis=-1) - self.entropy()
 
     def sd(self) -> Array:
         """Return the standard deviations."""

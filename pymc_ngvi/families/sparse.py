@@ -857,8 +857,8 @@ class SparseState(Gaussian[SparseStructure]):
     def divergence(self, other: Self) -> float:
         """Return KL(self || other), nats; inf beyond what numbers can hold."""
         with np.errstate(over="ignore", invalid="ignore"):
-            apart = self.structure.squares(other.factor, -1, (self.location - other.location)[None])
-            value = 0.5 * (self._cholesky.product_trace(other._cholesky.matrix) + float(apart[0]) - self.n_dim)
+            apart = other._whitener(self.location - other.location, inverse=True)
+            value = 0.5 * (self._cholesky.product_trace(other._cholesky.matrix) + float(apart @ apart) - self.n_dim)
             value += other._log_det() - self._log_det()
         return value if np.isfinite(value) else np.inf
 
