@@ -9,7 +9,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -259,12 +259,8 @@ class LineSearchState:
         return max(self.moments.gap, self.left) if np.isfinite(self.left) else self.moments.gap
 
 
-class _Found(NamedTuple):
-    """A step that was accepted, the nats gained, and whether log p is finite at what was tried before."""
-
-    step: Step[AnyGaussian, ExactEvaluation]
-    gain: float
-    all_finite: bool
+#: A step of a line search.
+type _Step = Step[AnyGaussian, ExactEvaluation]
 
 
 class LineSearch(ExactRule[Target, LineSearchState]):
@@ -317,14 +313,14 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             direction = correct(state.pairs, gradient, state.q.inner)
             slope = state.q.inner(direction, gradient)
             found = self._search(state, direction, slope) if slope > 0.0 else Failure.NOT_ACCEPTED
-            if not isinstance(found, Failure) and found.gain >= _LEAST_RATIO * found.step.size * slope:
+            if not isinstance(found, Failure) and found.gain >= _LEAST_RATIO * found.size * slope:
                 return self._moved(state, found, gradient, slope)
         state = replace(state, pairs=())
         slope = 2.0 * state.moments.gap
         found = self._search(state, gradient, slope)
         if not isinstance(found, Failure):
             moved = self._moved(state, found, gradient, slope)
-            rho = found.step.size
+            rho = found.size
             bent = state.bent or (found.all_finite and rho < min(1.0, state.next_step_size))
             return replace(moved, sites=_mixed(state, rho), bent=bent)
         if np.isnan(state.error):
@@ -351,7 +347,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             again = None if anew is state or np.isnan(anew.error) else self._newton(anew)
             return None if again is None else self._by_newton(anew, again)
         n_newton = state.n_newton - (not found.all_finite)
-        return replace(self._arrived(state, found), sites=known.sites_after(found.step.size), n_newton=n_newton)
+        return replace(self._arrived(state, found), sites=known.sites_after(found.size), n_newton=n_newton)
 
     def terminate(self, state: LineSearchState) -> Status | None:
         """Return why to stop, or None to go on."""
@@ -387,7 +383,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             return state.gap < max(self._tolerance.least(state.q), known)
         return max(state.gap, state.gain) < _PART * self._tolerance.least(state.q)
 
-    def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Found | Failure:
+    def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Step | Failure:
         """Go along a direction as far as the ELBO does not fall."""
 
         def propose(rho: float) -> AnyGaussian | None:
@@ -398,7 +394,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         found = self._along(state, propose, slope, state.next_step_size)
         if isinstance(found, Failure):
             return found
-        return found._replace(step=found.step._replace(direction=found.step.size * direction))
+        return found._replace(direction=found.size * direction)
 
     def _along(
         self,
@@ -407,7 +403,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         slope: float,
         first: float,
         most_trials: int = MAX_TRIALS,
-    ) -> _Found | Failure:
+    ) -> _Step | Failure:
         least, are_finite = state.elbo - ROUNDING * (1.0 + abs(state.elbo)), list[bool]()
 
         def evaluate(q: AnyGaussian) -> ExactEvaluation:
@@ -421,25 +417,23 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         found = search(propose, evaluate, accepts, elbo=state.elbo, slope=slope, first=first, most_trials=most_trials)
         if isinstance(found, Failure):
             return found
-        return _Found(found, found.evaluation.elbo - state.elbo, all(are_finite))
+        return found._replace(gain=found.evaluation.elbo - state.elbo, all_finite=all(are_finite))
 
-    def _moved(self, state: LineSearchState, found: _Found, gradient: Array, slope: float) -> LineSearchState:
-        step, gain = found.step, found.gain
-        new = self._arrived(state, found)
+    def _moved(self, state: LineSearchState, step: _Step, gradient: Array, slope: float) -> LineSearchState:
+        new = self._arrived(state, step)
         after = natural_gradient(step.q, new.moments)
         pairs = state.pairs
         if step.direction is not None and (not state.q.exact_metric or state.moments.gap < near(state.q)):
             pair = Pair(step.direction, gradient - after)
             pairs = (*pairs, pair)[-N_PAIRS:] if trusted(pair, state.q) else pairs
         # A quadratic whose curvature is the metric's gains half of what its slope promises; more tells of a plateau.
-        is_flat = gain > _FLAT * step.size * slope
+        is_flat = step.gain > _FLAT * step.size * slope
         longest = _LONGEST if is_flat and step.size >= 1.0 else 1.0
         left = 0.5 * step.q.inner(after, correct(pairs, after, step.q.inner))
         return replace(new, next_step_size=min(longest, 2.0 * step.size), pairs=pairs, left=left)
 
-    def _arrived(self, state: LineSearchState, found: _Found) -> LineSearchState:
+    def _arrived(self, state: LineSearchState, step: _Step) -> LineSearchState:
         """Return the state after a step, with nothing learned from it."""
-        step, gain = found.step, found.gain
         expectation = step.evaluation.expectation
         moments = self._estimator.moments(self._target, step.q, NO_DRAWS, step.evaluation)
         return replace(
@@ -452,8 +446,8 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             step_size=step.size,
             pairs=(),
             left=moments.gap,
-            gain=gain,
-            idle=0 if gain > ROUNDING * (1.0 + abs(state.elbo)) else state.idle + 1,
+            gain=step.gain,
+            idle=0 if step.gain > ROUNDING * (1.0 + abs(state.elbo)) else state.idle + 1,
             stalled=False,
             growth=state.growth.after(step.q),
             bends=expectation.bends,

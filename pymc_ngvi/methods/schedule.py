@@ -247,6 +247,9 @@ class Step[Q, E](NamedTuple):
     size: float
     #: The natural gradient that was followed, for a rule that learns from it; shape (n_params,), or None.
     direction: Array | None = None
+    #: Nats gained, and whether log p is finite at all that was tried before, for a rule that asks.
+    gain: float = np.nan
+    all_finite: bool = True
 
 
 # --- back-tracking: shorten a step until it is good enough ---
