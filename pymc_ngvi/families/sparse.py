@@ -317,9 +317,7 @@ class SparseStructure(Structure):
 
     def half(self, curvature: Array) -> Array:
         """Return the lower triangle with a halved diagonal."""
-        return self._half(self._lower_of(curvature))
-
-    def _half(self, lower: Array) -> Array:
+        lower = self._lower_of(curvature)
         lower[self.fronts.diagonal] *= 0.5
         return lower
 

@@ -22,7 +22,15 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Outer
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import Direction, Moments, Parameters
-from pymc_ngvi.methods.stochastic import FIRST_LENGTH, MOMENTUM, WINDOW, Advance, Stochastic, StochasticState, halved
+from pymc_ngvi.methods.stochastic import (
+    FIRST_LENGTH,
+    MOMENTUM,
+    WINDOW,
+    Advance,
+    Stochastic,
+    StochasticState,
+    longest_step,
+)
 
 # --- directions in the coordinates of mean and factor, and steps along them ---
 
@@ -31,7 +39,7 @@ SUFFIX_SUMS = 40
 
 
 def times_lower_half(q: AnyGaussian, error: Array | Outer) -> Array:
-    """Return the factor times the lower triangle of I - A with a halved diagonal.
+    """Return the factor times the lower triangle of I - A with a longest_step diagonal.
 
     Few outer products take O(n_dim^2): sums over the columns from j on are suffix sums.
     """
@@ -54,7 +62,7 @@ def inverse_transpose_times(q: AnyGaussian, error: Array | Outer) -> Array:
     return q.plus_diagonal(lower, error.diagonal / q.curvature_diagonal(q.factor))
 
 
-def scaled_columns(q: AnyGaussian, scale: Array) -> Array:
+def times_diagonal(q: AnyGaussian, scale: Array) -> Array:
     """Return the factor with each column multiplied."""
     return q.factor * scale[q.structure.columns]
 
@@ -70,7 +78,7 @@ def euclidean_direction(q: AnyGaussian, moments: Moments) -> Parameters:
     return Parameters(q.dewhiten(moments.grad), q.factor_sign * inverse_transpose_times(q, moments.error(q)))
 
 
-def moved[S: AnyGaussian](q: S, location_step: Array, factor_step: Array, *, signed: bool = False) -> S | None:
+def plus[S: AnyGaussian](q: S, location_step: Array, factor_step: Array, *, signed: bool = False) -> S | None:
     """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
     location, factor = q.location + location_step, q.factor + factor_step
     before, step = q.curvature_diagonal(q.factor), q.curvature_diagonal(factor_step)
@@ -79,15 +87,15 @@ def moved[S: AnyGaussian](q: S, location_step: Array, factor_step: Array, *, sig
     return replace(q, location=location, factor=factor) if is_resolved and linalg.all_finite(location, factor) else None
 
 
-def unsigned[S: AnyGaussian](q: S) -> S:
+def with_positive_diagonal[S: AnyGaussian](q: S) -> S:
     """Return the same Gaussian with a factor of positive diagonal."""
     entries = q.curvature_diagonal(q.factor)
-    return q if (entries > 0.0).all() else replace(q, factor=scaled_columns(q, np.sign(entries)))
+    return q if (entries > 0.0).all() else replace(q, factor=times_diagonal(q, np.sign(entries)))
 
 
 def _step_along[S: AnyGaussian](direction: Direction, q: S, moments: Moments, step_size: float) -> S | None:
     """Return the state a step further; None where a moment is not finite, or the factor's diagonal not positive."""
-    return moved(q, *(step_size * part for part in direction(q, moments))) if moments.is_finite() else None
+    return plus(q, *(step_size * part for part in direction(q, moments))) if moments.is_finite() else None
 
 
 # --- updates ---
@@ -97,7 +105,7 @@ def cholesky[S: AnyGaussian](state: S, moments: Moments, step_size: float, corre
     r"""Natural gradient in the mean and the Cholesky factor of the covariance [1]_ (its algorithms 1b and 1c).
 
     With :math:`\Sigma = C C^T` and whitened moments :math:`\tilde g = C^T E_q[\nabla \log p]`, A: :math:`\mu' = \mu +
-    \rho C \tilde g` and :math:`C' = C + \rho C \,\mathrm{tril}_{1/2}(I - A)`, the lower triangle with a halved
+    \rho C \tilde g` and :math:`C' = C + \rho C \,\mathrm{tril}_{1/2}(I - A)`, the lower triangle with a longest_step
     diagonal. With gradients only, the lower triangle of I - A is that of :math:`E[w z^T]`, :math:`w = C^T \nabla(\log p
     - \log q)`, which costs O(d^2) a draw: algorithm 1b. Algorithm 1c is the same for a block-diagonal C.
 
@@ -166,8 +174,8 @@ def sqrt[S: AnyGaussian](state: S, moments: Moments, step_size: float, correct: 
         return None
     direction = natural_direction(state, moments)
     retraction = np.exp(np.clip(change, -_MOST_CHANGE, _MOST_CHANGE)) - 1.0 - change
-    factor_step = step_size * direction.factor + scaled_columns(state, retraction)
-    return moved(state, step_size * direction.location, factor_step)
+    factor_step = step_size * direction.factor + times_diagonal(state, retraction)
+    return plus(state, step_size * direction.location, factor_step)
 
 
 #: Of the updates that move mean and factor in a straight line: the line's direction.
@@ -200,8 +208,8 @@ class Coordinates[M](Stochastic[M]):
         self, iterate: AnyGaussian, location_step: Array, factor_step: Array, *, step_size: float, memory: M
     ) -> Advance[M] | None:
         """Move mean and factor; a diagonal entry of the factor may change its sign, but not be 0."""
-        found = halved(lambda part: moved(iterate, part * location_step, part * factor_step, signed=True))
-        return None if found is None else Advance(unsigned(found[0]), found[0], step_size, memory)
+        found = longest_step(lambda part: plus(iterate, part * location_step, part * factor_step, signed=True))
+        return None if found is None else Advance(with_positive_diagonal(found[0]), found[0], step_size, memory)
 
 
 def zeros_like(q: AnyGaussian) -> Parameters:

@@ -45,7 +45,7 @@ _MAX_BEGUN = 30
 _HELD = 18
 
 
-def merged[S: AnyGaussian](first: S, other: S, weight: float) -> S | None:
+def moment_average[S: AnyGaussian](first: S, other: S, weight: float) -> S | None:
     """Return the Gaussian with the first two moments, within the structure, of a mixture with another of its class.
 
     For factors of the covariance only. None where their covariance is singular to rounding.
@@ -96,7 +96,7 @@ class Decay(Stochastic[Steps]):
         if self._is_held(state) and not state.levels.has_levelled:
             return Advance(iterate, iterate, step_size, memory)
         weight = self._rate(memory.n_steps)
-        average = iterate if weight == 1.0 else merged(state.q, iterate, weight)
+        average = iterate if weight == 1.0 else moment_average(state.q, iterate, weight)
         if average is None:
             return None
         start = memory.start if memory.n_steps < _MAX_BEGUN else None

@@ -73,7 +73,7 @@ class Blocks:
         """Return the sum over each block, (n_draws, n_blocks)."""
         return local if self.width == 1 else np.add.reduceat(local, self.starts, axis=1)
 
-    def are_all(self, local: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def all_of(self, local: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Tell of which blocks something holds throughout, (n_draws, n_blocks)."""
         return np.logical_and.reduceat(local, self.starts, axis=1)
 
@@ -98,24 +98,24 @@ class Blocks:
         """Return the sums of absolute values in each row, (n_draws, n_local)."""
         return np.asarray((self._touches @ np.abs(matrices[:, self.places]).T).T)
 
-    def chosen(self, which: NDArray[np.bool_], matrices: Array, others: Array | float) -> Array:
+    def where(self, which: NDArray[np.bool_], matrices: Array, others: Array | float) -> Array:
         """Return matrices in some blocks, (n_draws, n_blocks), and others elsewhere."""
         return np.where(which[:, self.block_of[self.fronts.columns]], matrices, others)
 
 
-def factored(blocks: Blocks, precisions: Array, *, raised: bool) -> tuple[SparseCholesky, NDArray[np.bool_]]:
+def factors_of(blocks: Blocks, precisions: Array, *, raised: bool) -> tuple[SparseCholesky, NDArray[np.bool_]]:
     """Factor precisions; NaN in blocks that are not positive definite, or, if raised, a diagonal that is larger."""
     at = blocks.fronts.diagonal
     with np.errstate(all="ignore"):
         factor, _ = SparseCholesky.each(blocks.fronts, precisions)
         pivots, least = factor.panels[:, at], _LEAST_PIVOT * np.abs(precisions[:, at])
-        definite = blocks.are_all((pivots > 0.0) & (pivots**2 > least) & (pivots < np.inf))
+        definite = blocks.all_of((pivots > 0.0) & (pivots**2 > least) & (pivots < np.inf))
     if not raised or definite.all():
-        return SparseCholesky(blocks.fronts, blocks.chosen(definite, factor.panels, np.nan)), definite
+        return SparseCholesky(blocks.fronts, blocks.where(definite, factor.panels, np.nan)), definite
     larger, sums = np.zeros_like(precisions), blocks.row_sums(precisions)
     # What is not finite is left to the caller, who sees it from the gradient.
     larger[:, at] = np.where(np.isfinite(sums) & (sums > 0.0), sums, 1.0)
-    return factored(blocks, blocks.chosen(definite, precisions, larger), raised=False)[0], definite
+    return factors_of(blocks, blocks.where(definite, precisions, larger), raised=False)[0], definite
 
 
 def times(factor: SparseCholesky, local: Array) -> Array:
@@ -190,7 +190,7 @@ def find_modes(guide: GuideFunctions, blocks: Blocks, theta: Array) -> Modes:
         n_rounds += 1
         _advance(guide, blocks, theta, search, active)
     theta[:, blocks.coordinates] = search.local
-    factor, _ = factored(blocks, search.precisions, raised=False)
+    factor, _ = factors_of(blocks, search.precisions, raised=False)
     return Modes(theta, factor, search.found.all(axis=1), n_rounds)
 
 
@@ -212,21 +212,21 @@ def _advance(
     slope, precisions = _evaluate(guide, blocks, trial)
     with np.errstate(all="ignore"):
         before, after = blocks.sums(search.slope[active] * step), blocks.sums(slope * step)
-        finite = np.isfinite(after) & blocks.are_all(np.isfinite(blocks.row_sums(precisions)))
-        _, definite = factored(blocks, precisions, raised=False)
+        finite = np.isfinite(after) & blocks.all_of(np.isfinite(blocks.row_sums(precisions)))
+        _, definite = factors_of(blocks, precisions, raised=False)
         kept = finite & (after >= np.where(definite, -_OVERSHOOT * before, 0.0))
         shrunk = np.where(finite, before / (before - after), 0.0)
     search.fraction[active] = np.where(kept, 1.0, fraction * np.clip(shrunk, 0.1, 0.5))
     keep = kept[:, blocks.block_of]
     search.local[active] = np.where(keep, moved, search.local[active])
     search.slope[active] = np.where(keep, slope, search.slope[active])
-    search.precisions[active] = blocks.chosen(kept, precisions, search.precisions[active])
+    search.precisions[active] = blocks.where(kept, precisions, search.precisions[active])
     _prepare(blocks, search, active, ~kept)
 
 
 def _prepare(blocks: Blocks, search: _ModeSearch, active: NDArray[np.intp], refused: NDArray[np.bool_]) -> None:
     """Find the next step of each block, and whether it needs none."""
-    factor, definite = factored(blocks, search.precisions[active], raised=True)
+    factor, definite = factors_of(blocks, search.precisions[active], raised=True)
     whitened = transposed_times(factor, search.slope[active])
     length = np.sqrt(blocks.sums(whitened**2))
     stuck = refused | (length > 0.5 * search.length[active])
@@ -482,7 +482,8 @@ class ReparametrisedDensity(OfAllData):
             result[:, local] = whitened = transposed_times(factor, b_grad)
             b, rows, cols = phi[:, local], blocks.rows, blocks.cols  # the later coordinate of a pair is the column
             half = blocks.panels(0.5 * (whitened[:, cols] * b[:, rows] + (rows == cols)))
-            adjoint = factor.solve(self._between(half, factor.solve(self._directions(len(phi)))), transposed=True)
+            products = symmetric_times(blocks.fronts, half, factor.solve(self._directions(len(phi))))
+            adjoint = factor.solve(products, transposed=True)
             points = np.repeat(modes.theta, blocks.width, axis=0)
             lefts = np.tile(blocks.directions, (len(phi), 1))
             third = guide.third(points, lefts, blocks.columns(adjoint).reshape(len(points), -1))
@@ -499,9 +500,6 @@ class ReparametrisedDensity(OfAllData):
         blocks = self.transform.blocks
         directions = blocks.directions[:, blocks.coordinates].T
         return np.broadcast_to(directions, (n_draws, *directions.shape))
-
-    def _between(self, matrices: Array, vectors: Array) -> Array:
-        return symmetric_times(self.transform.blocks.fronts, matrices, vectors)
 
     # --- second derivatives ---
 
@@ -530,7 +528,7 @@ class ReparametrisedDensity(OfAllData):
         with np.errstate(invalid="ignore", over="ignore"):
             matrices = blocks.matrices(products.reshape(len(phi), blocks.width, -1))
             right = factor.solve(self._directions(len(phi)), transposed=True)
-            return blocks.columns(factor.solve(self._between(matrices, right))).sum(axis=0)
+            return blocks.columns(factor.solve(symmetric_times(blocks.fronts, matrices, right))).sum(axis=0)
 
     def _differences(self, phi: Array, modes: Modes, lengths: Array) -> Array:
         """Return the sum over draws of the rows of the Hessian at global coordinates, (n_border, n_dim)."""

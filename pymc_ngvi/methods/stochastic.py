@@ -131,7 +131,7 @@ FIRST_LENGTH = 0.1
 _ASSESSMENT = 1_000_000_000
 
 
-def halved[T](propose: Callable[[float], T | None]) -> tuple[T, float] | None:
+def longest_step[T](propose: Callable[[float], T | None]) -> tuple[T, float] | None:
     """Return what the largest part 1, 1/2, ... of a step leads to, of those that lead to anything, and this part."""
     tried = ((propose(part), part) for part in 0.5 ** np.arange(_MAX_HALVINGS))
     return next(((q, part) for q, part in tried if q is not None), None)
@@ -395,7 +395,7 @@ class Stochastic[M](StepRule[AnyGaussian, StochasticState[M]]):
 
     def _updated(self, iterate: AnyGaussian, moments: Moments, step_size: float) -> tuple[AnyGaussian, float] | None:
         """Apply the update, with a halved step where it is not valid."""
-        found = halved(lambda part: self._update(iterate, moments, part * step_size, True))
+        found = longest_step(lambda part: self._update(iterate, moments, part * step_size, True))
         return None if found is None else (found[0], found[1] * step_size)
 
     def _default_window(self) -> int:

@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_limits
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families import FAMILIES, BlockFamily, BlockStructure, FullPrecisionState
 from pymc_ngvi.methods import DIRECTIONS, STEPS, UPDATES
-from pymc_ngvi.methods.cholesky import moved
+from pymc_ngvi.methods.cholesky import plus
 from pymc_ngvi.methods.estimators import ESTIMATORS, Moments
 
 DIMENSIONS = (10, 100, 500, 1_000)
@@ -176,7 +176,7 @@ def make_state(family: str, n_dim: int, rng: np.random.Generator) -> Any:
                 [part.ravel() for part in np.tril(rng.standard_normal((n_dim // BLOCK, BLOCK, BLOCK)))]
             )
             noise[state.structure.diagonal] = 0.0
-        state = moved(state, np.zeros(n_dim), 0.1 * (np.tril(noise, -1) if noise.ndim == 2 else noise))
+        state = plus(state, np.zeros(n_dim), 0.1 * (np.tril(noise, -1) if noise.ndim == 2 else noise))
     return state
 
 

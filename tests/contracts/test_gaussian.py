@@ -29,8 +29,8 @@ from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import Precisions, SparseStructure, SummedStructure
 from pymc_ngvi.methods import UPDATES
 from pymc_ngvi.methods.adaptive import moments_of, natural_gradient
-from pymc_ngvi.methods.cholesky import moved, scaled_columns, times_lower_half, unsigned
-from pymc_ngvi.methods.decay import merged as average
+from pymc_ngvi.methods.cholesky import plus, times_diagonal, times_lower_half, with_positive_diagonal
+from pymc_ngvi.methods.decay import moment_average
 from pymc_ngvi.methods.estimators import Moments, PathMoments
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def test_the_step_of_algorithm_2c_is_the_projection_of_the_dense_natural_gradien
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.9])
 def test_merging_averages_the_expectation_parameters(case, weight):
     mean, precision, other = case.other()
-    merged, apart = average(case.state, other, weight), mean - case.mean
+    merged, apart = moment_average(case.state, other, weight), mean - case.mean
     cov = (1 - weight) * case.cov + weight * np.linalg.inv(precision) + weight * (1 - weight) * np.outer(apart, apart)
     np.testing.assert_allclose(merged.mean(), case.mean + weight * apart, rtol=1e-10)
     np.testing.assert_allclose(merged.cov(), cov * case.mask, rtol=1e-7, atol=1e-9)
@@ -459,21 +459,21 @@ def test_steps_in_the_factor_keep_its_diagonal_away_from_0(case):
     """Signed steps may take a column of the factor through 0, but not to it: the Gaussian is the same."""
     state, still, columns = case.state, np.zeros(case.n_dim), np.ones(case.n_dim)
     columns[2] = 0.5
-    new = moved(state, np.ones(case.n_dim), scaled_columns(state, columns - 1.0))
+    new = plus(state, np.ones(case.n_dim), times_diagonal(state, columns - 1.0))
     np.testing.assert_array_equal(new.mean(), case.mean + 1.0)
-    np.testing.assert_allclose(new.factor, scaled_columns(state, columns), rtol=1e-12)
+    np.testing.assert_allclose(new.factor, times_diagonal(state, columns), rtol=1e-12)
     for bad in (0.0, -0.5, np.nan, np.inf):
         columns[2] = bad
         with np.errstate(invalid="ignore"):
-            assert moved(state, still, scaled_columns(state, columns) - state.factor) is None, bad
-    assert moved(state, np.full(case.n_dim, np.inf), np.zeros_like(state.factor)) is None
+            assert plus(state, still, times_diagonal(state, columns) - state.factor) is None, bad
+    assert plus(state, np.full(case.n_dim, np.inf), np.zeros_like(state.factor)) is None
     signs = np.where(np.arange(case.n_dim) % 2, -1.0, 1.0)
-    negative = moved(state, still, scaled_columns(state, signs - 1.0), signed=True)
-    for same in (negative, unsigned(negative)):
+    negative = plus(state, still, times_diagonal(state, signs - 1.0), signed=True)
+    for same in (negative, with_positive_diagonal(negative)):
         np.testing.assert_allclose(same.cov(), case.cov, rtol=1e-7, atol=1e-10)
         np.testing.assert_allclose(same.entropy(), state.entropy(), rtol=1e-10)
-    np.testing.assert_allclose(unsigned(negative).factor, state.factor, rtol=1e-12)
-    assert moved(state, still, scaled_columns(state, np.where(signs < 0, -1.0, 0.0)), signed=True) is None
+    np.testing.assert_allclose(with_positive_diagonal(negative).factor, state.factor, rtol=1e-12)
+    assert plus(state, still, times_diagonal(state, np.where(signs < 0, -1.0, 0.0)), signed=True) is None
 
 
 @pytest.mark.parametrize("labels", [[0, 0], [0, 0, 1, 1], [0, 0, 1]], ids=["one", "stacked", "with a single one"])

@@ -26,7 +26,7 @@ from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.options import choose
 from pymc_ngvi.methods import Decay
-from pymc_ngvi.methods.cholesky import moved as plus
+from pymc_ngvi.methods.cholesky import plus
 from pymc_ngvi.methods.stochastic import Stochastic, Windows
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
