@@ -11,7 +11,7 @@ Then the fit begins again from a better start, the solution for some of the data
 step is halved. As long as this does not happen, and on conjugate models it does not, steps are those of the paper.
 
 With ``gauss_newton`` the curvature far from the optimum is not that of log p, and a first step of size 1 does not
-forget the start. Steps are .1 until the ELBO has levelled off; only then they fall, and the average begins. A step
+forget the start. Steps are 0.1 until the ELBO has levelled off; only then they fall, and the average begins. A step
 that is too long is always halved.
 
 References
@@ -41,7 +41,7 @@ _SMALL = 1.0
 _SLACK = 1.0
 #: Valid steps after which the fit does not begin again.
 _MAX_BEGUN = 30
-#: Steps that the start is worth where steps are held until the ELBO has levelled off: their size is .1.
+#: Steps that the start is worth where steps are held until the ELBO has levelled off: their size is 0.1.
 _HELD = 18
 
 
