@@ -50,11 +50,11 @@ from pymc_ngvi.methods.schedule import (
 )
 
 # --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---
-# With q the t density, :math:`h = \log p - \log q` and w the mixing variable, the natural gradient of mean and precision
-# of the Gaussian inside, N(mu, Sigma), is :math:`E_q[\nabla h]` and :math:`-E_q[w \nabla^2 h]` [1]_: that of a Gaussian
-# whose target is :math:`\log p + \log(N / q)`, under other draws. So every update and every estimator for Gaussians
-# serves. The expectation with w is a mean over draws of another mixture: w times the density of InvGamma(a, a) is
-# a/(a - 1) times that of InvGamma(a - 1, a).
+# With q the t density, :math:`h = \log p - \log q` and w the mixing variable, the natural gradient of mean and
+# precision of the Gaussian inside, N(mu, Sigma), is :math:`E_q[\nabla h]` and :math:`-E_q[w \nabla^2 h]` [1]_: that of
+# a Gaussian whose target is :math:`\log p + \log(N / q)`, under other draws. So every update and every estimator for
+# Gaussians serves. The expectation with w is a mean over draws of another mixture: w times the density of
+# InvGamma(a, a) is a/(a - 1) times that of InvGamma(a - 1, a).
 #
 # References
 # ----------
