@@ -15,7 +15,7 @@ from targets import NumpyTarget, random_covariance
 
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.gaussian import Partition
-from pymc_ngvi.mixtures import ComponentTarget
+from pymc_ngvi.methods import ComponentTarget
 
 
 def divergence(mean, cov, other_mean, other_cov):

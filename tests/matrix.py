@@ -11,7 +11,7 @@ import pytest
 from targets import Quadratic, block_labels, restrict
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Evaluation, Moments
+from pymc_ngvi.core.types import Evaluation
 from pymc_ngvi.families import (
     FAMILIES,
     BlockFamily,
@@ -28,6 +28,7 @@ from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting import problem as starting
 from pymc_ngvi.fitting import session as begun
 from pymc_ngvi.fitting.options import ALLOWED, AXES, ON_FIXED_DRAWS, Choice, FitOptions
+from pymc_ngvi.methods.estimators import Moments
 
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
 #: Those of families that are Gaussian; the others have tests of their own.

@@ -9,7 +9,7 @@ curvature A = -C^T E_q[hess log p] C. At the optimum they are 0 and the identity
 import functools
 
 from collections.abc import Callable
-from dataclasses import Field, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.batch import Batch
-from pymc_ngvi.core.linalg import all_finite
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.stored import stored
@@ -123,16 +122,6 @@ class Assessment(NamedTuple):
     certified: bool = False
     #: Where it is known without draws.
     elbo: Elbo | None = None
-
-
-@stored("moments.parameters")
-class Parameters(NamedTuple):
-    """A direction, or any other quantity, in the coordinates of mean and factor."""
-
-    #: shape (n_dim,).
-    location: Array
-    #: In the form of the family's factor.
-    factor: Array
 
 
 # --- protocols of a log density that is fitted, and of its mean Hessian ---
@@ -515,30 +504,7 @@ class FittedState(VariationalState, Protocol):
 
 
 class GaussianState(FittedState, Whitener, Spread, Protocol):
-    """A Gaussian q that can whiten: what estimators and updates work with.
-
-    Beside the mean it holds a *factor*: of the covariance (``factor_sign`` 1; the whitener C is the factor itself) or
-    of the precision (-1; C is its inverse transpose). A curvature, and a factor, have each the form that the family
-    stores: dense, the diagonal alone, or packed blocks.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def factor_sign(self) -> int:
-        """1 for a factor of the covariance, -1 for one of the precision."""
-
-    @property
-    def exact_metric(self) -> bool:
-        """Whether the Fisher information is the curvature of the ELBO at the optimum for every Gaussian target."""
-
-    @property
-    def n_params(self) -> int:
-        """Numbers that define the state: those of the mean and of the factor."""
-
-    @property
-    def factor(self) -> Array:
-        """The factor, in the form of the family."""
+    """A Gaussian q that can whiten, as what is asked of it beyond methods goes: see `families.gaussian.Gaussian`."""
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""
@@ -546,88 +512,11 @@ class GaussianState(FittedState, Whitener, Spread, Protocol):
     def cov_block(self, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index)), without that of the others."""
 
-    # --- between the space of theta and the whitened one ---
-
-    def unwhiten(self, step: Array) -> Array:
-        """Return C times a whitened step, (n_dim,)."""
-
-    def dewhiten(self, grad: Array) -> Array:
-        """Return C^-T times a whitened gradient, (n_dim,): the inverse of `whiten`."""
-
-    # --- curvatures ---
-
-    def curvature_error(self, curvature: Array) -> Array:
-        """Return A - identity, in the form that this family stores."""
-
-    def curvature_diagonal(self, curvature: Array) -> Array:
-        """Return the diagonal of A, (n_dim,)."""
-
-    def flat(self, curvature: Array) -> Array:
-        """Return a vector whose inner products are those of the matrices."""
-
-    def unflat(self, vector: Array) -> Array:
-        """Return the curvature of a vector: the inverse of `flat`."""
-
-    def inner(self, first: Array, second: Array) -> float:
-        """Return the inner product of two curvatures, as `flat` returns them, or of two natural gradients."""
-
-    def squared(self, curvature: Array) -> Array:
-        """Return the matrix product of a curvature with itself, in families that are closed under it."""
-
-    def outer(self, whitened: Array, z: Array) -> Outer:
-        """Order whitened gradients and base draws, (n_draws, n_dim), so that the factor's triangle is the lower one."""
-
-    def outer_diagonal(self, outer: Outer) -> Array:
-        """Return the diagonal of that matrix, (n_dim,)."""
-
-    # --- steps ---
-
-    def precision_scaled_by(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
-        """Multiply the precision by a whitened matrix."""
-
-    def precision_scaled_by_function(
-        self, curvature: Array, function: Callable[[Array], Array], grad: Array
-    ) -> tuple[Self, Array] | None:
-        """As `precision_scaled_by`, by a positive function of the eigenvalues of a curvature.
-
-        None where that is not finite, or where the form is not closed under it.
-        """
-
-    def times_lower_half(self, error: Array | Outer) -> Array:
-        """Return the factor times the lower triangle of I - A with a halved diagonal, in the form of a factor."""
-
-    def inverse_transpose_times(self, error: Array | Outer) -> Array:
-        """Return the lower triangle of the factor's inverse transpose times I - A."""
-
-    def scaled_columns(self, scale: Array) -> Array:
-        """Return the factor with each column multiplied, (n_dim,)."""
-
-    def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
-        """Add to mean and factor.
-
-        None where a diagonal entry of the factor would not stay positive, or, if ``signed``, would be 0: a factor with
-        negative entries is one of the same Gaussian.
-        """
-
-    def unsigned(self) -> Self:
-        """Return the same Gaussian with a factor of positive diagonal."""
-
-    def merged(self, other: Self, weight: float) -> Self:
-        """Return the state with the expectation parameters (1 - weight) of this one plus weight of the other's."""
-
-    # --- beside others of the same form ---
-
     def with_scale(self, location: Array, scale: Array) -> Self:
         """Return a state of the same form with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
 
-    def divergence(self, other: Self) -> float:
-        """Return KL(self || other), nats; inf beyond what numbers can hold."""
-
     def precision_product(self, vectors: Array) -> Array:
         """Return the precision times each vector, (n_vectors, n_dim)."""
-
-    def whitened_precision(self, other: Self) -> Array:
-        """Return C^T S C for the precision S of another state."""
 
 
 def base_draws_of(q: GaussianState, theta: Array) -> Array:
@@ -635,97 +524,7 @@ def base_draws_of(q: GaussianState, theta: Array) -> Array:
     return q.whiten(q.precision_product(theta - q.mean()))  # C^T (C C^T)^-1 = C^-1
 
 
-# --- whitened expectations under a state ---
-
-
-@stored("moments")
-@dataclass(frozen=True)
-class Moments:
-    """Whitened expectations under one state, with their Monte Carlo error.
-
-    Parameters
-    ----------
-    grad : ndarray, shape (n_dim,)
-        C^T E_q[grad log p].
-    curvature : ndarray
-        A, in the form of the family: (n_dim, n_dim) dense, (n_dim,) diagonal.
-    grad_se, curvature_se : ndarray, shape (n_dim,)
-        Monte Carlo standard errors of the gradient and of the diagonal of A.
-    gap : float
-        Nats of ELBO still to be gained, uncorrected: 1/2 |grad|^2 + 1/4 |A - I|^2.
-    floor : float
-        What ``gap`` would be on average, by Monte Carlo noise alone, at the optimum.
-    floor_sd : float
-        Standard deviation of ``gap - floor`` there.
-    replicates : ndarray, shape (n_replicates, n_params), or None
-        Natural gradient of each replicate, kept by families for which it is a few vectors.
-    """
-
-    grad: Array
-    curvature: Array
-    grad_se: Array
-    curvature_se: Array
-    gap: float
-    floor: float
-    floor_sd: float
-    replicates: Array | None = None
-
-    def is_finite(self) -> bool:
-        """Tell whether gradient and curvature are."""
-        return all_finite(self.grad, self.curvature)
-
-    def error(self, state: GaussianState) -> Array | Outer:
-        """Return I - A, as outer products where it is a mean of few."""
-        return -state.curvature_error(self.curvature)
-
-    def error_diagonal(self, state: GaussianState) -> Array:
-        """Return the diagonal of I - A, (n_dim,)."""
-        return 1.0 - state.curvature_diagonal(self.curvature)
-
-
-class PathMoments(Moments):
-    """Whitened expectations from gradients alone, without errors: the curvature is formed only where it is asked for.
-
-    Parameters
-    ----------
-    state : GaussianState
-    grad : ndarray, shape (n_dim,)
-    outer : Outer
-        I - A.
-    """
-
-    def __init__(self, state: GaussianState, grad: Array, outer: Outer) -> None:
-        unknown = np.full(len(grad), np.inf)
-        values = {"grad": grad, "grad_se": unknown, "curvature_se": unknown, "replicates": None}
-        self.__dict__.update(values, gap=np.nan, floor=np.inf, floor_sd=np.inf, outer=outer, _state=state)
-
-    outer: Outer
-    _state: GaussianState
-
-    @functools.cached_property
-    def curvature(self) -> Array:
-        """A, in the form of the family."""
-        return self._state.add_to_diagonal(-self._state.outer_mean(self.outer), 1.0)
-
-    def is_finite(self) -> bool:
-        """Tell whether gradient and outer products are."""
-        return all_finite(self.grad, self.outer.left, self.outer.right)
-
-    def error(self, state: GaussianState) -> Array | Outer:
-        """Return I - A as outer products."""
-        return self.outer
-
-    def error_diagonal(self, state: GaussianState) -> Array:
-        """Return the diagonal of I - A, (n_dim,)."""
-        return state.outer_diagonal(self.outer)
-
-
-#: A parametrisation, and the map from a state to the next one: from a state, moments that are whitened by it, the step
-#: size, and whether a correction is to be applied where the step would lose positive definiteness, and the update knows
-#: of one. None where no valid state results.
-type Update = Callable[[GaussianState, Moments, float, bool], GaussianState | None]
-#: Gradient, or natural gradient, of the ELBO in the coordinates of mean and factor: for rules that move these.
-type Direction = Callable[[GaussianState, Moments], Parameters]
+# --- step rules ---
 
 
 class RuleState(Protocol):

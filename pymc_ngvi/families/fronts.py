@@ -425,7 +425,7 @@ class SparseCholesky:
     @functools.cached_property
     def matrix(self) -> Array:
         """The lower triangle of L L^T."""
-        return self._on_fronts("matrix")
+        return self.unwhitened(self.unit)
 
     @functools.cached_property
     def inverse(self) -> Array:

@@ -15,7 +15,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import entry_of, stored, with_tag
-from pymc_ngvi.core.types import AnyArray, Array, GaussianState, MeanHessian, Outer
+from pymc_ngvi.core.types import AnyArray, Array, MeanHessian, Outer
 from pymc_ngvi.families.family import (
     ALL_GAUSSIAN,
     GAUSS_NEWTON,
@@ -138,8 +138,6 @@ def _read_only[A: NDArray[Any]](array: A) -> A:
 LOG_2PI = float(np.log(2 * np.pi))
 #: Bytes of a fit at its peak, beyond the model's own: for each coordinate, and for each entry of a factor.
 PER_COORDINATE, PER_ENTRY = 512, 448
-#: Columns for each outer product, beyond which adding these one by one is quicker than a matrix product.
-SUFFIX_SUMS = 40
 
 
 @dataclass(frozen=True, eq=False)  # or others, which have arrays, would be equal to each other
@@ -199,11 +197,6 @@ class Structure:
         solution = linalg.solve_lower(factor, columns, transpose=transposed)
         return solution if vectors.ndim == 1 else solution.mT
 
-    def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
-        """Return v^T P v for the precision P of each vector, where the factor is of the covariance, or of P."""
-        half = self.solve(factor, vectors) if sign > 0 else self.times(factor, vectors, transposed=True)
-        return np.sum(half * half, axis=-1)
-
     # --- factors ---
 
     def product(self, left: Array, right: Array) -> Array:
@@ -243,10 +236,6 @@ class Structure:
                 return linalg.symmetrise(-(hessian.products(np.ascontiguousarray(factor.T)) @ factor))
             half = linalg.solve_lower(factor, hessian.products(np.eye(len(factor))).T)
             return linalg.symmetrise(-linalg.solve_lower(factor, half.T))
-
-    def squared(self, curvature: Array) -> Array:
-        """Return A A; not every structure is closed under it."""
-        return _product(curvature, curvature)
 
     def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
         """Return the factor L with A = L L^T, in reverse L^T L; None where A is not positive definite.
@@ -296,20 +285,6 @@ class Structure:
         result: Array = below + below.mT
         linalg.diagonal(result)[:] = linalg.diagonal(outer)
         return result
-
-    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
-        """Return the factor times the lower triangle of the mean of left_b right_b^T with a halved diagonal.
-
-        Few outer products take O(n_dim^2): sums over the columns from j on are suffix sums.
-        """
-        if factor.shape[-1] <= SUFFIX_SUMS * left.shape[-2]:
-            return self.product(factor, self.half(self.outer(left, right)))
-        total = np.zeros_like(factor)
-        for a, b in zip(np.moveaxis(left, -2, 0), np.moveaxis(right, -2, 0), strict=True):
-            terms = factor * a[..., None, :]
-            sums = np.cumsum(terms[..., ::-1], axis=-1)[..., ::-1]
-            total += (sums - 0.5 * terms) * (b[..., None, :] / left.shape[-2])
-        return total
 
 
 def _product(left: Array, right: Array) -> Array:
@@ -384,10 +359,6 @@ class Diagonal(Structure):
         """Return the diagonal of -C^T H C."""
         return -hessian.diagonal() * factor ** (2 * sign)
 
-    def squared(self, curvature: Array) -> Array:
-        """Return the square."""
-        return curvature * curvature
-
     def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
         """Return the square root; None where an entry is not positive, and more than what rounding leaves."""
         if not np.isfinite(curvature).all() or np.any(curvature <= linalg.ROUNDING * linalg.relative_terms(curvature)):
@@ -416,10 +387,6 @@ class Diagonal(Structure):
         return outer
 
     lower = mirrored
-
-    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
-        """Return the factor times half of the diagonal of the mean of left_b right_b^T."""
-        return 0.5 * factor * self.outer(left, right)
 
 
 # --- gaussians with a factor of any of these structures ---
@@ -497,8 +464,8 @@ class Gaussian[S: Structure]:
 
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``."""
-        squares = self.structure.squares(self.factor, self.factor_sign, theta - self.location)
-        return -0.5 * squares - self._log_det() - 0.5 * self.n_dim * LOG_2PI
+        z = self._whitener(theta - self.location, inverse=True)
+        return -0.5 * np.sum(z * z, axis=-1) - self._log_det() - 0.5 * self.n_dim * LOG_2PI
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""
@@ -559,19 +526,15 @@ class Gaussian[S: Structure]:
         """Return A = -C^T H C, with H the mean Hessian."""
         return self.structure.curvature(self.factor, self.factor_sign, hessian)
 
-    def curvature_error(self, curvature: Array) -> Array:
-        """Return A - I."""
-        return self.add_to_diagonal(curvature, -1.0)
-
     def curvature_diagonal(self, curvature: Array) -> Array:
         """Return the diagonal of A."""
         return curvature.reshape(-1)[self.structure.on_diagonal(curvature)]
 
     def add_to_diagonal(self, curvature: Array, value: float) -> Array:
         """Return A + value * I."""
-        return self._plus_diagonal(curvature.copy(), value)
+        return self.plus_diagonal(curvature.copy(), value)
 
-    def _plus_diagonal(self, matrix: Array, value: float | Array) -> Array:
+    def plus_diagonal(self, matrix: Array, value: float | Array) -> Array:
         """Add to a matrix in place."""
         matrix.reshape(-1)[self.structure.on_diagonal(matrix)] += value
         return matrix
@@ -588,22 +551,10 @@ class Gaussian[S: Structure]:
         """Return the inner product of two curvatures, as `flat` returns them, or of two natural gradients."""
         return float(first @ second)
 
-    def squared(self, curvature: Array) -> Array:
-        """Return A A, where the structure is closed under it."""
-        return self.structure.squared(curvature)
-
-    def outer(self, whitened: Array, z: Array) -> Outer:
-        """Order whitened gradients w and base draws so that the lower triangle is that of E[w z^T], or E[z w^T]."""
-        return Outer(whitened, z, 0.0) if self.factor_sign > 0 else Outer(z, whitened, 0.0)
-
     def outer_mean(self, outer: Outer) -> Array:
         """Return the symmetric matrix with the lower triangle of ``outer``."""
         mean = self.structure.mirrored(self.structure.outer(outer.left, outer.right))
-        return self._plus_diagonal(mean, outer.diagonal)
-
-    def outer_diagonal(self, outer: Outer) -> Array:
-        """Return the diagonal of the mean of outer products."""
-        return np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
+        return self.plus_diagonal(mean, outer.diagonal)
 
     # --- steps ---
 
@@ -635,44 +586,6 @@ class Gaussian[S: Structure]:
         new = type(self)(self.location, factor, structure)
         return new, new.unwhiten(structure.solve(root, grad, transposed=of_covariance))
 
-    def times_lower_half(self, error: Array | Outer) -> Array:
-        """Return the factor times the lower triangle of I - A with a halved diagonal."""
-        if not isinstance(error, Outer):
-            return self.structure.product(self.factor, self.structure.half(error))
-        product = self.structure.times_lower_half(self.factor, error.left, error.right)
-        return product + 0.5 * error.diagonal * self.factor if error.diagonal else product
-
-    def inverse_transpose_times(self, error: Array | Outer) -> Array:
-        """Return the entries that the factor has of its inverse transpose times I - A."""
-        if not isinstance(error, Outer):
-            return self.structure.lower_solve(self.factor, error)
-        solved = self.structure.solve(self.factor, error.left, transposed=True)
-        lower = self.structure.lower(self.structure.outer(solved, error.right))
-        return self._plus_diagonal(lower, error.diagonal / self.curvature_diagonal(self.factor))
-
-    def scaled_columns(self, scale: Array) -> Array:
-        """Return the factor with each column multiplied."""
-        return self.factor * scale[self.structure.columns]
-
-    def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
-        """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
-        location, factor = self.location + location_step, self.factor + factor_step
-        before, step = self.curvature_diagonal(self.factor), self.curvature_diagonal(factor_step)
-        after = np.abs(before + step) if signed else before + step
-        is_resolved = (after > linalg.ROUNDING * np.maximum(np.abs(before), np.abs(step))).all()
-        return (
-            type(self)(location, factor, self.structure)
-            if is_resolved and linalg.all_finite(location, factor)
-            else None
-        )
-
-    def unsigned(self) -> Self:
-        """Return the same Gaussian with a factor of positive diagonal."""
-        entries = self.curvature_diagonal(self.factor)
-        if (entries > 0.0).all():
-            return self
-        return type(self)(self.location, self.scaled_columns(np.sign(entries)), self.structure)
-
     # --- beside others of the same structure ---
 
     def with_scale(self, location: Array, scale: Array) -> Self:
@@ -682,8 +595,8 @@ class Gaussian[S: Structure]:
     def divergence(self, other: Self) -> float:
         """Return KL(self || other), nats; inf beyond what numbers can hold."""
         with np.errstate(over="ignore", invalid="ignore"):
-            apart = self.structure.squares(other.factor, other.factor_sign, (self.location - other.location)[None])
-            square = float(np.sum(self._relative(other) ** 2)) + float(apart[0])
+            apart = other._whitener(self.location - other.location, inverse=True)
+            square = float(np.sum(self._relative(other) ** 2)) + float(apart @ apart)
             value = 0.5 * (square - self.n_dim) + other._log_det() - self._log_det()
         return value if np.isfinite(value) else np.inf
 
@@ -694,26 +607,6 @@ class Gaussian[S: Structure]:
     def whitened_precision(self, other: Self) -> Array:
         """Return C^T S C for the precision S of another state."""
         return self.structure.gram(self._relative(other), transposed=self.factor_sign > 0)
-
-    def merged(self, other: Self, weight: float) -> Self:
-        """Return the Gaussian with the first two moments, within the structure, of a mixture with another of its class.
-
-        For factors of the covariance only.
-
-        Raises
-        ------
-        LinAlgError
-            Where their covariance is singular to rounding.
-        """
-        structure, apart = self.structure, other.location - self.location
-        # Relative to this covariance, whose factor is that of the other one's.
-        between = structure.solve(self.factor, apart)[None]
-        of_means = (1.0 - weight) * structure.mirrored(structure.outer(between, between))
-        relative = weight * (structure.gram(structure.left_quotient(self.factor, other.factor)) + of_means)
-        root = structure.cholesky(self._plus_diagonal(relative, 1.0 - weight), reverse=False)
-        if root is None:
-            raise np.linalg.LinAlgError("The covariance of the two together is nearly singular.")
-        return type(self)(self.location + weight * apart, structure.product(self.factor, root), structure)
 
     # --- pieces ---
 
@@ -727,7 +620,11 @@ class Gaussian[S: Structure]:
         return self.structure.left_quotient(*pair)
 
 
-def with_tag_of(gaussian: GaussianState) -> dict[str, AnyArray]:
+#: One of any structure.
+type AnyGaussian = Gaussian[Any]
+
+
+def with_tag_of(gaussian: AnyGaussian) -> dict[str, AnyArray]:
     """Return what files keep of a Gaussian inside something else: its arrays, and the tag of its class."""
     entry = entry_of(type(gaussian))
     assert entry is not None
@@ -826,11 +723,6 @@ class LowRankState(Gaussian[Diagonal]):
     def _log_det(self) -> float:
         return float(np.linalg.slogdet(self._roots[0])[1] - np.sum(np.log(self.factor)))
 
-    def log_density(self, theta: Array) -> Array:
-        """Return log q at the rows of ``theta``."""
-        z = self._stretched((theta - self.location) * self.factor, inverse=True)
-        return 0.5 * self.n_dim - 0.5 * np.sum(z * z, axis=-1) - self.entropy()
-
     def sd(self) -> Array:
         """Return the standard deviations."""
         p, root = self.axes, self._roots[0]
@@ -845,8 +737,8 @@ class LowRankState(Gaussian[Diagonal]):
     def _refuse(self, *args: object, **kwargs: object) -> Never:
         raise NotImplementedError("a low-rank Gaussian is no diagonal one: this is not known of it")
 
-    divergence = whitened_precision = outer_mean = squared = scaled_columns = _refuse
-    curvature = add_to_diagonal = curvature_error = curvature_diagonal = flat = unflat = precision_scaled_by = _refuse
+    divergence = whitened_precision = outer_mean = curvature = add_to_diagonal = _refuse
+    curvature_diagonal = flat = unflat = precision_scaled_by = _refuse
 
 
 # --- gaussian with a dense covariance, held by the Cholesky factor of the covariance or of the precision ---
@@ -1104,11 +996,11 @@ class BlockStructure(Partition, Structure):
 
     # --- operations ---
 
-    product, left_quotient, right_quotient, gram, squared = map(
-        _of_each_block, ("product", "left_quotient", "right_quotient", "gram", "squared")
+    product, left_quotient, right_quotient, gram = map(
+        _of_each_block, ("product", "left_quotient", "right_quotient", "gram")
     )
-    cholesky, half, lower_solve, lower, mirrored, outer, times_lower_half = map(
-        _of_each_block, ("cholesky", "half", "lower_solve", "lower", "mirrored", "outer", "times_lower_half")
+    cholesky, half, lower_solve, lower, mirrored, outer = map(
+        _of_each_block, ("cholesky", "half", "lower_solve", "lower", "mirrored", "outer")
     )
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:

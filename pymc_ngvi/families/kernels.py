@@ -305,24 +305,6 @@ def factor(fronts, inner, n_held, diagonal, matrices, terms, least):
 
 
 @_kernel
-def matrix(fronts, inner, n_held, factors):
-    """Return the lower triangles of L L^T."""
-    result, work = np.zeros_like(factors), np.empty(n_held)
-    for h in range(len(factors)):
-        lower, a = factors[h], result[h]
-        for f in range(len(fronts)):
-            k, m, n, at = fronts[f, OWN], fronts[f, BESIDE], fronts[f, ALIKE], fronts[f, PANEL]
-            s = k + m
-            for i in range(at, at + n * k * s, k * s):
-                _add_gram(1.0, lower, i, s, a, i, s, k, k)
-                _multiply(1.0, lower, i + k, s, lower, i, s, _T, a, i + k, s, m, k, k)
-            _begin(fronts, f, work)
-            _add_gram(1.0, lower, at + k, s, work, fronts[f, HELD], m, m, n * k)
-            _pass_on(fronts, inner, f, work, a)
-    return result
-
-
-@_kernel
 def multiply(fronts, beside, factors, vectors, n_vectors, inverse, transposed):
     """Multiply vectors, (n, n_dim * n_vectors), in the order of elimination, with L or L^T, or their inverses."""
     r, sign, is_up = n_vectors, -1.0 if inverse else 1.0, inverse != transposed

@@ -13,7 +13,7 @@ from scipy.special import digamma, gammainccinv, gammaln
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import AnyArray, Array, GaussianState
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.families.family import (
     NO_IVON,
     NO_QUADRATURE,
@@ -23,7 +23,7 @@ from pymc_ngvi.families.family import (
     Refusal,
     Traits,
 )
-from pymc_ngvi.families.gaussian import LOG_2PI, DiagonalFamily, FullFamily, FullState, of_tag, with_tag_of
+from pymc_ngvi.families.gaussian import LOG_2PI, AnyGaussian, DiagonalFamily, FullFamily, FullState, of_tag, with_tag_of
 from pymc_ngvi.families.sparse import SparseFamily
 
 # --- multivariate Student-t as a scale mixture of Gaussians, with degrees of freedom that are fitted ---
@@ -57,7 +57,7 @@ class StudentTState:
 
     Parameters
     ----------
-    gaussian : GaussianState
+    gaussian : AnyGaussian
         N(mu, Sigma), on the unconstrained scale: the draws with w = 1.
     log_shape : float
         log a; a > 1, so that there is a covariance.
@@ -72,7 +72,7 @@ class StudentTState:
     5.0 [1.] [2.582]
     """
 
-    gaussian: GaussianState
+    gaussian: AnyGaussian
     log_shape: float
 
     n_uniform = 1
@@ -192,7 +192,7 @@ class StudentTFamily(Family[StudentTState]):
         The shape a at the start, above 1; where it is that large, `scale_mixture` begins as for a Gaussian.
     """
 
-    gaussian: Maker[GaussianState] = FullState
+    gaussian: Maker[AnyGaussian] = FullState
     shape: float = START_SHAPE
 
     traits: ClassVar = Traits(
@@ -244,7 +244,7 @@ class StudentTFamily(Family[StudentTState]):
 
 
 #: What components can be.
-COMPONENTS: dict[str, type[Family[GaussianState]]] = {
+COMPONENTS: dict[str, type[Family[AnyGaussian]]] = {
     family.traits.name: family for family in (FullFamily, DiagonalFamily, SparseFamily)
 }
 #: Components that a mixture is taken to have at least, where their number is to be found.
@@ -262,7 +262,7 @@ class MixtureState:
     ----------
     log_weights : ndarray, shape (n_components,)
         Normalised: their exponentials sum to 1.
-    components : tuple of GaussianState
+    components : tuple of AnyGaussian
         Of one class, on the unconstrained scale.
 
     Examples
@@ -276,7 +276,7 @@ class MixtureState:
     """
 
     log_weights: Array
-    components: tuple[GaussianState, ...]
+    components: tuple[AnyGaussian, ...]
 
     n_uniform = 1
 
@@ -306,7 +306,7 @@ class MixtureState:
         return np.array([c.sd() for c in self.components])
 
     @classmethod
-    def of(cls, components: Iterable[GaussianState], log_weights: Array | None = None) -> Self:
+    def of(cls, components: Iterable[AnyGaussian], log_weights: Array | None = None) -> Self:
         """Make a state of components and log weights that need not be normalised; equal ones by default."""
         components = tuple(components)
         given = np.zeros(len(components)) if log_weights is None else np.asarray(log_weights, dtype=np.float64)
@@ -330,7 +330,7 @@ class MixtureState:
         return cls._of(of_tag({name: a[0] for name, a in arrays.items()}), arrays)
 
     @classmethod
-    def _of(cls, like: GaussianState, params: dict[str, Array]) -> Self:
+    def _of(cls, like: AnyGaussian, params: dict[str, Array]) -> Self:
         """Return the mixture with components like a Gaussian."""
         n = len(params[_LOG_WEIGHTS])
         each = [{name: params[name][c] for name in like.params()} for c in range(n)]
@@ -383,7 +383,7 @@ class MixtureState:
 
     # --- components ---
 
-    def joined(self, component: GaussianState, log_weight: float) -> Self:
+    def joined(self, component: AnyGaussian, log_weight: float) -> Self:
         """Return the mixture with one more component of a weight below 1; the others make room in proportion."""
         others = self.log_weights + np.log1p(-np.exp(log_weight))
         return type(self).of((*self.components, component), np.append(others, log_weight))
@@ -411,7 +411,7 @@ class MixtureFamily(Family[MixtureState]):
         At most.
     """
 
-    component: Maker[GaussianState]
+    component: Maker[AnyGaussian]
     n_components: int = 1
 
     traits: ClassVar = Traits(

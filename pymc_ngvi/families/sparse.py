@@ -317,9 +317,7 @@ class SparseStructure(Structure):
 
     def half(self, curvature: Array) -> Array:
         """Return the lower triangle with a halved diagonal."""
-        return self._half(self._lower_of(curvature))
-
-    def _half(self, lower: Array) -> Array:
+        lower = self._lower_of(curvature)
         lower[self.fronts.diagonal] *= 0.5
         return lower
 
@@ -344,15 +342,11 @@ class SparseStructure(Structure):
         curvature[at] = outer[at]
         return curvature
 
-    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
-        """Return the factor times the lower triangle of the mean of left_b right_b^T with a halved diagonal."""
-        return self.product(factor, self._half(self.outer(left, right)))
-
     def refuse(self, *args: object, **kwargs: object) -> Never:
         """Raise NotImplementedError: what natural steps do not need is not there."""
         raise NotImplementedError(f"a sparse precision {self.goes_with} only")
 
-    dense = left_quotient = right_quotient = gram = squared = refuse
+    dense = left_quotient = right_quotient = gram = refuse
 
     def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> None:
         """Return None: the pattern is not closed under it."""
@@ -563,7 +557,7 @@ class SummedCholesky:
         """
         panels = matrix.panels.copy()
         panels[self.fronts.diagonal[self.sums.pins]] += self.strength
-        mapped = _symmetric_times(self.fronts, panels, self._roots)
+        mapped = symmetric_times(self.fronts, panels, self._roots)
         solved = self.pinned.solve(np.hstack([matrix.slopes, mapped]))
         return self._joined(self.pinned.whitened(panels), solved, -self.strength)
 
@@ -598,7 +592,7 @@ class SummedCholesky:
 
     def product_trace(self, matrix: Summed) -> float:
         """Return the trace of the inverse times a matrix."""
-        mapped = self.pinned.solve(_symmetric_times(self.fronts, matrix.panels, self._roots))
+        mapped = self.pinned.solve(symmetric_times(self.fronts, matrix.panels, self._roots))
         across = self._q.T @ self.pinned.solve(matrix.slopes) @ (self._q.T @ self.pinned.solve(self.sums.weights.T)).T
         inside = self._q.T @ mapped + across + across.T
         trace = self.pinned.product_trace(matrix.panels) - float(np.vdot(self._q, mapped))
@@ -619,11 +613,11 @@ class SummedCholesky:
         return sparse, (whole - self._q @ inside, inside + (pins * of_pins) @ pins.T)
 
 
-def _symmetric_times(fronts: Fronts, panels: Array, vectors: Array) -> Array:
-    """Return a symmetric matrix, its lower triangle as panels, times vectors."""
+def symmetric_times(fronts: Fronts, panels: Array, vectors: Array) -> Array:
+    """Return a symmetric matrix, its lower triangle as panels, times vectors; or each of many."""
     lower = SparseCholesky(fronts, panels)
     both: Array = lower.times(vectors) + lower.times(vectors, transposed=True)
-    return both - panels[fronts.diagonal][:, None] * vectors
+    return both - panels[..., fronts.diagonal, None] * vectors
 
 
 @stored("structure.summed", content=(*_KEPT, "weights", "pins"), make="from_arrays")
@@ -861,8 +855,8 @@ class SparseState(Gaussian[SparseStructure]):
     def divergence(self, other: Self) -> float:
         """Return KL(self || other), nats; inf beyond what numbers can hold."""
         with np.errstate(over="ignore", invalid="ignore"):
-            apart = self.structure.squares(other.factor, -1, (self.location - other.location)[None])
-            value = 0.5 * (self._cholesky.product_trace(other._cholesky.matrix) + float(apart[0]) - self.n_dim)
+            apart = other._whitener(self.location - other.location, inverse=True)
+            value = 0.5 * (self._cholesky.product_trace(other._cholesky.matrix) + float(apart @ apart) - self.n_dim)
             value += other._log_det() - self._log_det()
         return value if np.isfinite(value) else np.inf
 

@@ -1,6 +1,5 @@
 """The loop: knows a step rule by its verbs, and nothing of families or models."""
 
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -16,44 +15,31 @@ from pymc_ngvi.core.types import Array, Rule, RuleState, VariationalState
 @stored("history", content=("first", "second"), make="of_columns")
 @dataclass(frozen=True)
 class History:
-    """Rows of figures; immutable, but the next one shares its memory."""
+    """Rows of two figures; immutable, but the next one shares its memory."""
 
     #: Rows.
     n: int = 0
-    _columns: tuple[array[float], array[float]] = field(default_factory=lambda: (array("d"), array("d")))
+    _rows: list[tuple[float, float]] = field(default_factory=list)
 
-    def appended(self, *row: float) -> "History":
+    def appended(self, first: float, second: float) -> "History":
         """Return the history with one more row; takes constant time on average."""
-        columns = self._columns
-        if len(columns[0]) > self.n:  # another went on from here already
-            columns = columns[0][: self.n], columns[1][: self.n]
-        for column, value in zip(columns, row, strict=True):
-            column.append(value)
-        return History(self.n + 1, columns)
+        rows = self._rows if len(self._rows) == self.n else self._rows[: self.n]  # another went on from here already
+        rows.append((first, second))
+        return History(self.n + 1, rows)
 
     def column(self, index: int) -> Array:
         """Return one column, (n,), read-only."""
-        values: Array = np.array(self._columns[index][: self.n])
+        values: Array = np.array([row[index] for row in self._rows[: self.n]], dtype=np.float64)
         values.flags.writeable = False
         return values
 
-    @property
-    def first(self) -> Array:
-        """The first column."""
-        return self.column(0)
-
-    @property
-    def second(self) -> Array:
-        """The second column."""
-        return self.column(1)
+    first = property(lambda self: self.column(0))
+    second = property(lambda self: self.column(1))
 
     @classmethod
     def of_columns(cls, first: Array, second: Array) -> "History":
         """Return the history with these columns, (n,) each."""
-        history = cls()
-        for row in zip(first.tolist(), second.tolist(), strict=True):
-            history = history.appended(*row)
-        return history
+        return cls(len(first), list(zip(first.tolist(), second.tolist(), strict=True)))
 
 
 # --- the loop: knows a step rule by its verbs, and nothing of families or models ---

@@ -22,7 +22,6 @@ from pymc_ngvi.core.messages import OURS, shortened, suggestion
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Rule
 from pymc_ngvi.density import MissingDerivativeError, ModelDensity
-from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import (
     COMPONENTS,
     DENSE,
@@ -37,10 +36,9 @@ from pymc_ngvi.families import (
 from pymc_ngvi.families.dissection import cheapest_form, find_blocks, step_seconds, structure_of
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import WITH_FILL, WITH_SUMS, SparseStructure, SummedStructure, goes_with
-from pymc_ngvi.mixtures import MIXTURE_STEPS
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.steps.schedule import TOL
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods import MIXTURE_STEPS, STEPS, UPDATES
+from pymc_ngvi.methods.estimators import ESTIMATORS
+from pymc_ngvi.methods.schedule import TOL
 
 #: Step rules, those that a family implies among them.
 RULES: dict[str, type[Rule]] = {**STEPS, **MIXTURE_STEPS}

@@ -23,7 +23,13 @@ from pymc_ngvi.families.gaussian import Gaussian, Partition
 from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.fitting.options import FitOptions, choose_family, form_of
 from pymc_ngvi.graphs.layout import Layout, Variable
-from pymc_ngvi.reparam import Conditional, PushforwardState, ReparametrisedDensity, RowSpaceDensity, reparametrised
+from pymc_ngvi.methods.reparam import (
+    Conditional,
+    PushforwardState,
+    ReparametrisedDensity,
+    RowSpaceDensity,
+    reparametrised,
+)
 
 # --- where a fit starts: the mean from the model's initial point or the user's, the scale from a first look ---
 
@@ -346,7 +352,6 @@ class Problem:
             return point, scales
         # Relative to their conditional modes and scales, local coordinates begin where a Gaussian has them.
         transform = self.transform
-        transform.recentre(point)
         is_border = np.zeros(len(point), dtype=bool)
         is_border[transform.structure.border] = True
         location = np.where(is_border, point, 0.0)

@@ -26,7 +26,6 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,
     FittedState,
-    GaussianState,
     MatrixHessian,
     Rule,
     RuleState,
@@ -38,7 +37,7 @@ from pymc_ngvi.density.info import constant_data
 from pymc_ngvi.density.new_priors import flat_coordinates, has_proper_priors
 from pymc_ngvi.density.streams.density import StreamDensity
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState, SummedState
-from pymc_ngvi.families.gaussian import Gaussian
+from pymc_ngvi.families.gaussian import AnyGaussian, Gaussian
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.modes.search import Ended, ModeSearch, explored
@@ -56,10 +55,10 @@ from pymc_ngvi.fitting.problem import (
 )
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of, spared
-from pymc_ngvi.reparam import RowSpaceDensity
-from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState
-from pymc_ngvi.steps.incremental import Incremental, IncrementalState
-from pymc_ngvi.updates import DIRECTIONS
+from pymc_ngvi.methods import DIRECTIONS
+from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
+from pymc_ngvi.methods.reparam import RowSpaceDensity
+from pymc_ngvi.methods.sites import Incremental, IncrementalState
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -344,7 +343,7 @@ def _with_precision(state: FittedState, precision: Array) -> FittedState:
     return _gaussian_with(state, precision) if isinstance(state, Gaussian) else state
 
 
-def _gaussian_with(state: GaussianState, precision: Array) -> GaussianState:
+def _gaussian_with(state: AnyGaussian, precision: Array) -> AnyGaussian:
     if isinstance(state, SummedState):  # which sums a dense matrix has is not known
         return state
     hessian = MatrixHessian(-precision, state.structure.pattern if isinstance(state, SparseState) else None)
@@ -482,35 +481,6 @@ def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:
     )
 
 
-# --- what an object has learned on the way, as numbers: the searches and differences of a reparametrised density ---
-# An evaluation begins where the last ones have led, so that the bits of the next one depend on it. A class names the
-# attributes that count in ``learned``: numbers, arrays, and objects of such classes.
-
-
-def memory_of(learner: object) -> dict[str, object]:
-    """Return what an object has learned, with that of the objects in it; nothing for classes that do not learn."""
-    values = {name: getattr(learner, name) for name in _learned(learner)}
-    return {name: memory_of(value) if _learned(value) else value for name, value in values.items()}
-
-
-def remember(learner: object, memory: dict[str, object]) -> None:
-    """Put back what was learned into an object that has evaluated nothing yet."""
-    for name in _learned(learner):
-        if name not in memory:
-            raise ValueError(f"it does not have {name!r} among what the fit had learned, {sorted(memory)}")
-        held, value = getattr(learner, name), memory[name]
-        if _learned(held) and isinstance(value, dict):
-            remember(held, value)
-        elif type(value) is not type(held) or np.shape(np.asarray(value)) != np.shape(np.asarray(held)):
-            raise ValueError(f"what it remembers as {name!r} has another form")
-        else:
-            setattr(learner, name, value)
-
-
-def _learned(learner: object) -> tuple[str, ...]:
-    return getattr(type(learner), "learned", ())
-
-
 # --- what a fit needs to go on in another process ---
 
 
@@ -529,8 +499,6 @@ class Snapshot:
     #: Evaluations so far.
     n_gradients: int
     n_hessians: int
-    #: What a reparametrised density has learned.
-    memory: dict[str, object]
     #: What came of a search for other modes, if there was one.
     searched: Searched | None = None
     #: Whether other modes are yet to be looked for.
@@ -625,7 +593,6 @@ class FitSession:
             raise ValueError(_NO_BATCHES)
         problem = problem_of(density, snapshot.options)
         target, rule = problem.target, make_rule(problem.target, snapshot.options, snapshot.seed)
-        remember(target, snapshot.memory)
         state = replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
         # One that was kept while the fit was under way has the status that the loop would have seen next.
         if state.status is Status.RUNNING and (status := rule.terminate(state.rule)) is not None:
@@ -653,7 +620,6 @@ class FitSession:
             compile_seconds=self._compile_seconds,
             n_gradients=target.n_gradients,
             n_hessians=target.n_hessians,
-            memory=memory_of(target),
             searched=self._searched,
             is_to_search=self._search is not None,
         )

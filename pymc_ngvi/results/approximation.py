@@ -44,7 +44,7 @@ from pymc_ngvi.fitting.record import FitRecord, Outcome, SoFar, record_of_pool, 
 from pymc_ngvi.fitting.session import FitSession, SavedFit
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.weighted import WEIGHTED
-from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
+from pymc_ngvi.methods.worth import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
 from pymc_ngvi.results.diagnosis import (
     Diagnosis,

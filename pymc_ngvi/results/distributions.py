@@ -39,9 +39,9 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.graphs.layout import Variable
 from pymc_ngvi.marginal.draws import Draws
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
+from pymc_ngvi.methods.reparam import Conditional, PushforwardState, ReparametrisedDensity
+from pymc_ngvi.methods.worth import effective_components, worth_between
 from pymc_ngvi.reading.roles import Extent, Roles, find_roles
-from pymc_ngvi.reparam import Conditional, PushforwardState, ReparametrisedDensity
 from pymc_ngvi.results.structure import ModelStructure
 
 #: Effective draws for each dimension from which on their covariance is near enough to that of the posterior: where 400

@@ -34,8 +34,7 @@ from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.session import memory_of, remember
-from pymc_ngvi.reparam import PushforwardState, reparametrised
+from pymc_ngvi.methods.reparam import PushforwardState, reparametrised
 from pymc_ngvi.results.distributions import Posterior
 
 #: Suffixes of netCDF files.
@@ -571,7 +570,7 @@ def content_of_q(q: VariationalState, record: FitRecord | None) -> Content:
                 "Of an approximation with a transform that was made by hand, a file can hold nothing: only those of "
                 "fits with reparam can be saved."
             )
-        own = {"reparam": record.reparam, "structure": q.transform.structure, "memory": memory_of(q.transform)}
+        own = {"reparam": record.reparam, "structure": q.transform.structure}
         return {**content_of_q(q.gaussian, record), **own}
     entry = entry_of(type(q))
     if entry is not None and hasattr(q, "content"):
@@ -592,7 +591,7 @@ def q_of(content: Content, density: ModelDensity) -> VariationalState:
     if tag not in _STATES:
         raise DamagedError(f"q is a {tag!r}, which is none")
     kind = _STATES[tag]
-    reparam, structure, memory = (params.pop(name, None) for name in ("reparam", "structure", "memory"))
+    reparam, structure = (params.pop(name, None) for name in ("reparam", "structure"))
     q = kind.of_arrays(params)
     theta = q.draws(np.full((1, density.n_dim + q.n_uniform), 0.5))
     if q.n_dim != density.n_dim or theta.shape != (1, density.n_dim) or not np.isfinite(q.log_density(theta)).all():
@@ -601,9 +600,7 @@ def q_of(content: Content, density: ModelDensity) -> VariationalState:
         return q
     if not isinstance(density, LogDensity):
         raise DamagedError("its q is relative to the modes of groups, and the data of these are given in shards")
-    transform = reparametrised(density, structure, reparam).transform
-    remember(transform, memory)
-    return PushforwardState(q, transform)
+    return PushforwardState(q, reparametrised(density, structure, reparam).transform)
 
 
 def content_of_generator(rng: np.random.Generator) -> Content | None:

@@ -29,11 +29,11 @@ from environment import describe_environment
 from records import Records, Row
 from threadpoolctl import threadpool_limits
 
-from pymc_ngvi.core.types import Array, Moments
-from pymc_ngvi.estimators import ESTIMATORS
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families import FAMILIES, BlockFamily, BlockStructure, FullPrecisionState
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.updates import DIRECTIONS, UPDATES
+from pymc_ngvi.methods import DIRECTIONS, STEPS, UPDATES
+from pymc_ngvi.methods.cholesky import plus
+from pymc_ngvi.methods.estimators import ESTIMATORS, Moments
 
 DIMENSIONS = (10, 100, 500, 1_000)
 BLOCK = 10
@@ -176,7 +176,7 @@ def make_state(family: str, n_dim: int, rng: np.random.Generator) -> Any:
                 [part.ravel() for part in np.tril(rng.standard_normal((n_dim // BLOCK, BLOCK, BLOCK)))]
             )
             noise[state.structure.diagonal] = 0.0
-        state = state.plus(np.zeros(n_dim), 0.1 * (np.tril(noise, -1) if noise.ndim == 2 else noise))
+        state = plus(state, np.zeros(n_dim), 0.1 * (np.tril(noise, -1) if noise.ndim == 2 else noise))
     return state
 
 
@@ -187,7 +187,7 @@ def make_moments(state: Any, rng: np.random.Generator) -> Moments:
     outer = state.outer(noise, noise)
     curvature = state.outer_mean(outer)
     unknown = np.full(n_dim, np.inf)
-    return Moments(rng.standard_normal(n_dim), curvature, unknown, unknown, np.nan, np.inf, np.inf)
+    return Moments(rng.standard_normal(n_dim), curvature, unknown, unknown, gap=np.nan, floor=np.inf, floor_sd=np.inf)
 
 
 def make_units(family: str, n_dim: int, rng: np.random.Generator) -> dict[str, Callable[[], Any]]:

@@ -99,7 +99,7 @@ def of_step(structure, hessian):
 
     def step():
         curvature = q.curvature(hessian)
-        q.flat(q.curvature_error(curvature))
+        q.flat(q.add_to_diagonal(curvature, -1.0))
         new, _ = q.precision_scaled_by(q.add_to_diagonal(0.5 * curvature, 0.5), np.ones(n))
         new.covariances(pattern.rows, pattern.cols)
 

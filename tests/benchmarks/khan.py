@@ -31,12 +31,11 @@ from iterations import iterates
 from logistic_regression import Logistic, breast_cancer
 from records import Records, Row
 
-from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, Target
+from pymc_ngvi.core.types import BaseDraws, Evaluation, Target
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.estimators import ESTIMATORS, Estimator
 from pymc_ngvi.families import FullPrecisionState, FullState
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.updates import DIRECTIONS, UPDATES
+from pymc_ngvi.methods import DIRECTIONS, STEPS, UPDATES
+from pymc_ngvi.methods.estimators import ESTIMATORS, Estimator, Moments
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

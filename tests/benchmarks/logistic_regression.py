@@ -14,9 +14,9 @@ from measure import Array
 from scipy.special import expit
 from sklearn.datasets import load_breast_cancer
 
-from pymc_ngvi.core.types import Moments
 from pymc_ngvi.families import FullState
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods import UPDATES
+from pymc_ngvi.methods.estimators import Moments
 
 LOG_2PI = float(np.log(2 * np.pi))
 
@@ -69,9 +69,9 @@ class Logistic:
         grad = q.whiten(self.design.T @ (self.y - mean) - q.mean() / self.prior_sd**2)
         precision = self.design.T @ (slope[:, None] * self.design) + np.eye(self.n_dim) / self.prior_sd**2
         curvature = q.whiten(q.whiten(precision).T)
-        gap = 0.5 * grad @ grad + 0.25 * np.sum(q.curvature_error(curvature) ** 2)
+        gap = 0.5 * grad @ grad + 0.25 * np.sum(q.add_to_diagonal(curvature, -1.0) ** 2)
         zero = np.zeros(self.n_dim)
-        return Moments(grad, curvature, zero, zero, float(gap), 0.0, 0.0)
+        return Moments(grad, curvature, zero, zero, gap=float(gap), floor=0.0, floor_sd=0.0)
 
     def start(self) -> Any:
         """Return N(0, I)."""

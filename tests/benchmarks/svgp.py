@@ -46,10 +46,9 @@ from scipy.linalg import cho_factor, cho_solve
 from pymc_ngvi import ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FullState
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods import STEPS, UPDATES
+from pymc_ngvi.methods.estimators import ESTIMATORS
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

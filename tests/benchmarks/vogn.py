@@ -37,11 +37,10 @@ from pages import table, write_between_marks
 from vogn_baselines import METHODS, N_PREDICTIVE, Network, losses, run
 
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.options import choose
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods import STEPS, UPDATES
+from pymc_ngvi.methods.estimators import ESTIMATORS
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

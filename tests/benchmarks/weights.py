@@ -39,12 +39,12 @@ from records import Records, Row
 from threadpoolctl import threadpool_limits
 
 from pymc_ngvi.core.draws import sobol_draws
-from pymc_ngvi.core.types import BaseDraws, MeanHessian, Moments
+from pymc_ngvi.core.types import BaseDraws, MeanHessian
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.estimators import price
 from pymc_ngvi.families import FullState, MixtureState
-from pymc_ngvi.mixtures.finite.trust_region import ComponentTarget, stepped_weights
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods import UPDATES
+from pymc_ngvi.methods.estimators import Moments, price
+from pymc_ngvi.methods.mixtures import ComponentTarget, stepped_weights
 
 sys.path.append(str(Path(__file__).parents[1]))  # the targets are among the tests
 

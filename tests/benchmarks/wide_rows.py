@@ -38,7 +38,7 @@ from records import Records, Row
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core.types import Density, GaussianState
-from pymc_ngvi.estimators import ExactEvaluation, Quadrature
+from pymc_ngvi.methods.estimators import ExactEvaluation, Quadrature
 from pymc_ngvi.results.approximation import NGVIApproximation
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"

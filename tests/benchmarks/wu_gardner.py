@@ -31,11 +31,9 @@ from iterations import iterates, recorded
 from logistic_regression import Logistic, breast_cancer, german
 from records import Records, Row
 
-from pymc_ngvi.core.types import Moments
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.estimators import ESTIMATORS
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods import STEPS, UPDATES
+from pymc_ngvi.methods.estimators import ESTIMATORS, Moments
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

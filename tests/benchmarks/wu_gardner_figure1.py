@@ -41,11 +41,9 @@ from records import Records, Row
 
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FullState
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.steps.stochastic import SGD
-from pymc_ngvi.updates import DIRECTIONS, UPDATES
+from pymc_ngvi.methods import DIRECTIONS, SGD, STEPS, UPDATES
+from pymc_ngvi.methods.estimators import ESTIMATORS
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

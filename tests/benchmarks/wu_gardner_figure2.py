@@ -42,9 +42,8 @@ from wu_gardner import Counted
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.estimators import Pathwise, Price
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.updates import DIRECTIONS, UPDATES
+from pymc_ngvi.methods import DIRECTIONS, STEPS, UPDATES
+from pymc_ngvi.methods.estimators import Pathwise, Price
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -25,7 +25,7 @@ from targets import Quadratic, Walled, cauchy, flat, kinked, logistic, poisson, 
 from pymc_ngvi import Status
 from pymc_ngvi.fitting import loop, record
 from pymc_ngvi.fitting.options import Choice
-from pymc_ngvi.steps.adaptive import Conditioned
+from pymc_ngvi.methods.adaptive import Conditioned
 
 TOL = 0.05  # the default, nats
 SMALL_GAP = 0.02  # nats; below it a reported gap need not be right

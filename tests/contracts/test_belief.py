@@ -5,9 +5,9 @@ import pytest
 
 from matrix import two_seeds
 
-from pymc_ngvi.estimators import moments_at_draws
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.steps.schedule import Belief
+from pymc_ngvi.methods.estimators import moments_at_draws
+from pymc_ngvi.methods.schedule import Belief
 
 N_DIM, N_REPLICATES = 30, 8
 

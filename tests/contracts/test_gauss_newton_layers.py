@@ -16,7 +16,7 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.gauss_newton import matrix
 from pymc_ngvi.fitting.options import Choice, options_for
-from pymc_ngvi.steps import stochastic
+from pymc_ngvi.methods import decay
 
 _RNG = np.random.default_rng(7)
 N, D, H, K = 12, 3, 5, 4
@@ -439,16 +439,16 @@ def test_gradients_that_are_wrong_are_not_taken(monkeypatch, caplog):
 
 def test_long_steps_are_halved_without_hessians(monkeypatch):
     """As the first ones of a network would be, were they not small from the outset."""
-    monkeypatch.setattr(stochastic, "_HELD", 0)
+    monkeypatch.setattr(decay, "_HELD", 0)
     searched = []
 
     def search(*arguments, **options):
         searched.append(arguments)
         return found(*arguments, **options)
 
-    found = stochastic.search
-    monkeypatch.setattr(stochastic, "search", search)
-    monkeypatch.setattr(stochastic, "pilot_fit", lambda *arguments: pytest.fail("a solution by Hessians"))
+    found = decay.search
+    monkeypatch.setattr(decay, "search", search)
+    monkeypatch.setattr(decay, "pilot_fit", lambda *arguments: pytest.fail("a solution by Hessians"))
     x, y = pm.Minibatch(np.tile(X, (30, 1)), np.tile(BINARY, 30), batch_size=120)
     with one_layer(x, y, 30 * N, n_units=50), pytest.warns(pymc_ngvi.ConvergenceWarning, match="iteration limit"):
         approx = pm.fit(20, method="ngvi", estimator="gauss_newton", step="decay", random_seed=1, progressbar=False)

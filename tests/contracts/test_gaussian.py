@@ -13,7 +13,7 @@ from scipy import linalg, sparse, stats
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.types import MatrixHessian, MeanHessian, Moments, Outer, PathMoments
+from pymc_ngvi.core.types import MatrixHessian, MeanHessian, Outer
 from pymc_ngvi.families import (
     BlockFamily,
     BlockStructure,
@@ -27,8 +27,11 @@ from pymc_ngvi.families.dissection import find_blocks, find_filled, step_flops
 from pymc_ngvi.families.fronts import SparseCholesky, fronts_of
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import Precisions, SparseStructure, SummedStructure
-from pymc_ngvi.steps.adaptive import moments_of, natural_gradient
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods import UPDATES
+from pymc_ngvi.methods.adaptive import moments_of, natural_gradient
+from pymc_ngvi.methods.cholesky import plus, times_diagonal, times_lower_half, with_positive_diagonal
+from pymc_ngvi.methods.decay import moment_average
+from pymc_ngvi.methods.estimators import Moments, PathMoments
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ of_covariance = pytest.mark.parametrize("name", ["full", "diagonal", "blocks", "
 
 def without_noise(state, grad, curvature):
     none = np.zeros(len(grad))
-    return Moments(state.whiten(grad), curvature, none, none, 0.0, 0.0, 0.0)
+    return Moments(state.whiten(grad), curvature, none, none, gap=0.0, floor=0.0, floor_sd=0.0)
 
 
 def root_of(state):
@@ -277,7 +280,7 @@ def test_curvatures_have_the_metric_of_the_gap(case):
     np.testing.assert_allclose(state.inner(*flat), expected, rtol=1e-8, atol=1e-9 * scale)
     np.testing.assert_allclose(state.unflat(flat[0]), a, rtol=1e-12, atol=1e-14)
     relative = case.cov @ (first - case.precision)
-    error = state.flat(state.curvature_error(a))
+    error = state.flat(state.add_to_diagonal(a, -1.0))
     np.testing.assert_allclose(state.inner(error, error), np.trace(relative @ relative), rtol=1e-8)
     longer = np.concatenate([np.full(case.n_dim, 2.0), error])
     expected = 4.0 * case.n_dim + np.trace(relative @ relative)
@@ -397,7 +400,7 @@ def test_steps_of_a_factor_are_those_of_a_dense_one(case, update, n_outer):
         grad = moments.grad
         curvature = full.curvature(MatrixHessian(-precision[np.ix_(order, order)]))
     none = np.zeros(case.n_dim)
-    twin = Moments(grad[order], curvature, none, none, 0.0, 0.0, 0.0)
+    twin = Moments(grad[order], curvature, none, none, gap=0.0, floor=0.0, floor_sd=0.0)
     new, expected = UPDATES[update](state, moments, 0.01, False), UPDATES[update](full, twin, 0.01, False)
     root = np.tril(expected.factor) * mask
     square = root @ root.T
@@ -411,8 +414,8 @@ def test_the_step_of_algorithm_2c_is_the_projection_of_the_dense_natural_gradien
     """Its distance to the dense one is orthogonal, in the Fisher metric, to each entry that the factor has."""
     full, order = dense_twin(case)
     left, right = case.rng.standard_normal((2, 2, case.n_dim))
-    natural = full.times_lower_half(Outer(left[:, order], right[:, order], 0.0))
-    projected = lower_matrix(case.state.structure, case.state.times_lower_half(Outer(left, right, 0.0)))
+    natural = times_lower_half(full, Outer(left[:, order], right[:, order], 0.0))
+    projected = lower_matrix(case.state.structure, times_lower_half(case.state, Outer(left, right, 0.0)))
     cov, units = np.linalg.inv(full.factor @ full.factor.T), np.eye(case.n_dim)
     lower = np.argwhere(np.tril(case.mask[np.ix_(order, order)]))
 
@@ -432,7 +435,7 @@ def test_the_step_of_algorithm_2c_is_the_projection_of_the_dense_natural_gradien
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.9])
 def test_merging_averages_the_expectation_parameters(case, weight):
     mean, precision, other = case.other()
-    merged, apart = case.state.merged(other, weight), mean - case.mean
+    merged, apart = moment_average(case.state, other, weight), mean - case.mean
     cov = (1 - weight) * case.cov + weight * np.linalg.inv(precision) + weight * (1 - weight) * np.outer(apart, apart)
     np.testing.assert_allclose(merged.mean(), case.mean + weight * apart, rtol=1e-10)
     np.testing.assert_allclose(merged.cov(), cov * case.mask, rtol=1e-7, atol=1e-9)
@@ -456,21 +459,21 @@ def test_steps_in_the_factor_keep_its_diagonal_away_from_0(case):
     """Signed steps may take a column of the factor through 0, but not to it: the Gaussian is the same."""
     state, still, columns = case.state, np.zeros(case.n_dim), np.ones(case.n_dim)
     columns[2] = 0.5
-    new = state.plus(np.ones(case.n_dim), state.scaled_columns(columns - 1.0))
+    new = plus(state, np.ones(case.n_dim), times_diagonal(state, columns - 1.0))
     np.testing.assert_array_equal(new.mean(), case.mean + 1.0)
-    np.testing.assert_allclose(new.factor, state.scaled_columns(columns), rtol=1e-12)
+    np.testing.assert_allclose(new.factor, times_diagonal(state, columns), rtol=1e-12)
     for bad in (0.0, -0.5, np.nan, np.inf):
         columns[2] = bad
         with np.errstate(invalid="ignore"):
-            assert state.plus(still, state.scaled_columns(columns) - state.factor) is None, bad
-    assert state.plus(np.full(case.n_dim, np.inf), np.zeros_like(state.factor)) is None
+            assert plus(state, still, times_diagonal(state, columns) - state.factor) is None, bad
+    assert plus(state, np.full(case.n_dim, np.inf), np.zeros_like(state.factor)) is None
     signs = np.where(np.arange(case.n_dim) % 2, -1.0, 1.0)
-    negative = state.plus(still, state.scaled_columns(signs - 1.0), signed=True)
-    for same in (negative, negative.unsigned()):
+    negative = plus(state, still, times_diagonal(state, signs - 1.0), signed=True)
+    for same in (negative, with_positive_diagonal(negative)):
         np.testing.assert_allclose(same.cov(), case.cov, rtol=1e-7, atol=1e-10)
         np.testing.assert_allclose(same.entropy(), state.entropy(), rtol=1e-10)
-    np.testing.assert_allclose(negative.unsigned().factor, state.factor, rtol=1e-12)
-    assert state.plus(still, state.scaled_columns(np.where(signs < 0, -1.0, 0.0)), signed=True) is None
+    np.testing.assert_allclose(with_positive_diagonal(negative).factor, state.factor, rtol=1e-12)
+    assert plus(state, still, times_diagonal(state, np.where(signs < 0, -1.0, 0.0)), signed=True) is None
 
 
 @pytest.mark.parametrize("labels", [[0, 0], [0, 0, 1, 1], [0, 0, 1]], ids=["one", "stacked", "with a single one"])
@@ -567,7 +570,9 @@ def test_thousands_of_blocks_make_no_dense_matrix(form):
     tracemalloc.start()
     state = family.from_scale(np.zeros(n), np.full(n, 0.5))
     doubled = state.add_to_diagonal(state.add_to_diagonal(np.zeros_like(state.factor), 1.0), 1.0)
-    new = UPDATES["natural"](state, Moments(np.ones(n), doubled, *np.zeros((2, n)), 0.0, 0.0, 0.0), 1.0, False)
+    new = UPDATES["natural"](
+        state, Moments(np.ones(n), doubled, *np.zeros((2, n)), gap=0.0, floor=0.0, floor_sd=0.0), 1.0, False
+    )
     new.draws(np.zeros((2, n)))
     sd, peak = new.sd(), tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -119,7 +119,7 @@ BY_DRAWS_OR_NOT = pytest.mark.parametrize(
 @BY_DRAWS_OR_NOT
 def test_in_a_step_the_iteration_before_it_is_kept(rule, options, monkeypatch):
     options = {"model": skewed(), "posterior": "gaussian", **options, **QUIET}
-    step, calls = getattr(pymc_ngvi.steps, rule).step, []
+    step, calls = getattr(pymc_ngvi.methods, rule).step, []
 
     def in_the_second(self, state):
         new = step(self, state)
@@ -129,7 +129,7 @@ def test_in_a_step_the_iteration_before_it_is_kept(rule, options, monkeypatch):
         return new
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"pymc_ngvi.steps.{rule}.step", in_the_second)
+        patch.setattr(f"pymc_ngvi.methods.{rule}.step", in_the_second)
         approx = fit_ngvi(**options)
     assert approx.status is Status.INTERRUPTED
     assert approx.n_iterations == 1
@@ -145,7 +145,7 @@ def test_in_a_step_the_iteration_before_it_is_kept(rule, options, monkeypatch):
 def test_in_the_assessment_the_fit_is_kept_with_its_own_figures(rule, options, monkeypatch):
     options = {"model": skewed(), **options, **QUIET}
     with monkeypatch.context() as patch:
-        patch.setattr(f"pymc_ngvi.steps.{rule}.assess", interrupt)
+        patch.setattr(f"pymc_ngvi.methods.{rule}.assess", interrupt)
         approx = fit_ngvi(**options)
     others = () if "estimator" in options else ("other posteriors",)  # none where a method is named
     assert_interrupted(approx, "the assessment of the result", "the search for other modes", *others)
@@ -264,7 +264,7 @@ def test_many_fits_end_with_those_that_are_whole(place, monkeypatch):
             if len(fits) == 3 and place == "exact":
                 patch_kind(patch, "exact", interrupt)
             elif len(fits) == 3:
-                patch.setattr("pymc_ngvi.steps.LineSearch.step", after_one(pymc_ngvi.steps.LineSearch.step))
+                patch.setattr("pymc_ngvi.methods.LineSearch.step", after_one(pymc_ngvi.methods.LineSearch.step))
             return fit(self, *args, **options)
 
     monkeypatch.setattr(NGVI, "fit", third)

@@ -11,7 +11,7 @@ from targets import Quadratic, logistic
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.options import choose
-from pymc_ngvi.steps import stochastic
+from pymc_ngvi.methods import ivon
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -43,7 +43,7 @@ def test_each_step_is_that_of_the_paper(seed, monkeypatch):
 
     Its h is the Hessian of the loss, such that 1 / (ess h) are variances; only the rates are ours.
     """
-    monkeypatch.setattr(stochastic, "_FIRST_LENGTH", np.inf)
+    monkeypatch.setattr(ivon, "FIRST_LENGTH", np.inf)
     n, n_dim = 60, 5
     target = logistic(n, n_dim)
     rng = np.random.default_rng(seed)

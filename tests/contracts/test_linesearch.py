@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.core.types import Evaluation
-from pymc_ngvi.steps.schedule import Failure, search
+from pymc_ngvi.methods.schedule import Failure, search
 
 
 def run(elbo_at, *, slope=1.0, first=1.0, propose=lambda rho: rho):
@@ -20,14 +20,14 @@ def run(elbo_at, *, slope=1.0, first=1.0, propose=lambda rho: rho):
 
 
 def test_an_acceptable_first_step_is_taken():
-    (q, evaluation, rho, _), tried = run(lambda rho: rho)
+    (q, evaluation, rho, *_), tried = run(lambda rho: rho)
     assert (q, evaluation.elbo, rho, tried) == (1.0, 1.0, 1.0, [1.0])
 
 
 @pytest.mark.parametrize("top", [0.3, 0.45])
 def test_the_top_of_a_parabola_is_found_at_once(top):
     """rho - rho^2 / (2 top) has slope 1 at 0 and falls below 0 at 1."""
-    (_, _, rho, _), tried = run(lambda rho: rho - rho**2 / (2 * top))
+    (_, _, rho, *_), tried = run(lambda rho: rho - rho**2 / (2 * top))
     np.testing.assert_allclose(rho, top)
     assert len(tried) == 2
 
@@ -43,7 +43,7 @@ def test_each_step_is_between_a_quarter_and_half_of_the_one_before(elbo, n_trial
 
 
 def test_steps_without_a_state_are_not_evaluated():
-    (_, _, rho, _), tried = run(lambda rho: rho, propose=lambda rho: rho if rho < 0.3 else None)
+    (_, _, rho, *_), tried = run(lambda rho: rho, propose=lambda rho: rho if rho < 0.3 else None)
     assert (rho, tried) == (0.25, [0.25])
 
 

@@ -21,8 +21,8 @@ import pymc_ngvi
 
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.many.fit_many import N_PILOTS, Fitter
+from pymc_ngvi.methods.linesearch import LineSearch
 from pymc_ngvi.posteriors.kinds import trees
-from pymc_ngvi.steps.linesearch import LineSearch
 
 fitting = importlib.import_module("pymc_ngvi.many.fit_many")  # a function has its name
 

@@ -15,7 +15,7 @@ import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, LogDensity, Status
 from pymc_ngvi.fitting.options import choose
-from pymc_ngvi.steps.stochastic import on_passes
+from pymc_ngvi.methods.stochastic import on_passes
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -13,15 +13,15 @@ import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, LogDensity, MissingDerivativeError, Status
 from pymc_ngvi.core.draws import sobol_draws
-from pymc_ngvi.estimators import price
 from pymc_ngvi.families import FullState, MixtureState
 from pymc_ngvi.fitting.options import ALLOWED
-from pymc_ngvi.mixtures.finite.trust_region import (
+from pymc_ngvi.methods import natural
+from pymc_ngvi.methods.estimators import price
+from pymc_ngvi.methods.mixtures import (
     evaluate_mixture,
     mixture_moments,
     moved_within,
 )
-from pymc_ngvi.updates import natural
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 

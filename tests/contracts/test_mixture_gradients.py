@@ -13,12 +13,11 @@ from matrix import as_curvature, whitener
 from targets import logistic, poisson
 
 from pymc_ngvi.core.draws import sobol_draws
-from pymc_ngvi.estimators import gauss_newton, price
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
-from pymc_ngvi.mixtures import ComponentTarget
-from pymc_ngvi.mixtures.finite.trust_region import stepped_weights
-from pymc_ngvi.updates import natural
+from pymc_ngvi.methods import ComponentTarget, natural
+from pymc_ngvi.methods.estimators import gauss_newton, price
+from pymc_ngvi.methods.mixtures import stepped_weights
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 each_target = pytest.mark.parametrize("make", [logistic, poisson])

@@ -21,7 +21,7 @@ from matrix import (
 from targets import logistic, poisson, random_covariance
 
 from pymc_ngvi.fitting.options import AXES
-from pymc_ngvi.updates import DIRECTIONS, natural
+from pymc_ngvi.methods import DIRECTIONS, natural
 
 #: Coordinates in which an update moves; two of them, in a straight line to first order in the step size only.
 COORDINATES = {

@@ -6,10 +6,10 @@ import pytest
 
 from pymc_ngvi import LogDensity, Status, fit_ngvi
 from pymc_ngvi.core.types import RowRules
-from pymc_ngvi.estimators import Quadrature
 from pymc_ngvi.families import FullState
-from pymc_ngvi.steps.linesearch import LineSearch, newton
-from pymc_ngvi.updates import natural
+from pymc_ngvi.methods import natural
+from pymc_ngvi.methods.estimators import Quadrature
+from pymc_ngvi.methods.linesearch import LineSearch, newton
 
 QUADRATURE = Quadrature()
 

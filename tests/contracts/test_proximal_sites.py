@@ -7,10 +7,9 @@ from scipy.special import expit, log_expit
 from targets import NumpyTarget
 
 from pymc_ngvi.core.types import Expectation, MatrixHessian, RowRules
-from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FullState
-from pymc_ngvi.steps.stochastic import Proximal
-from pymc_ngvi.updates import UPDATES
+from pymc_ngvi.methods import UPDATES, Proximal
+from pymc_ngvi.methods.estimators import ESTIMATORS
 
 BETA, BATCH, N, D = 0.4, 4, 24, 3
 RNG = np.random.default_rng(3)

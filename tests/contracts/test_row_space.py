@@ -13,11 +13,11 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.types import BaseDraws
 from pymc_ngvi.density import by_rows, expectations
-from pymc_ngvi.estimators import Quadrature
 from pymc_ngvi.families import FullState
 from pymc_ngvi.families.gaussian import LowRankState
-from pymc_ngvi.reparam import RowSpaceDensity
-from pymc_ngvi.updates import natural
+from pymc_ngvi.methods import natural
+from pymc_ngvi.methods.estimators import Quadrature
+from pymc_ngvi.methods.reparam import RowSpaceDensity
 
 N_ROWS, N_COEFFICIENTS = 30, 120
 NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)

@@ -5,9 +5,9 @@ import pytest
 
 from matrix import two_seeds
 
-from pymc_ngvi.estimators import moments_at_draws
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.steps.adaptive import Pair, correct, rescaled_gap
+from pymc_ngvi.methods.adaptive import Pair, correct, rescaled_gap
+from pymc_ngvi.methods.estimators import moments_at_draws
 
 
 def pairs_of(curvature, n, rng):

@@ -12,11 +12,11 @@ import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning
 from pymc_ngvi.core.draws import sobol_draws
-from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, SparseFamily, SparseState
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import SparseStructure
-from pymc_ngvi.mixtures.finite.trust_region import evaluate_mixture, local_component, split
+from pymc_ngvi.methods.estimators import price
+from pymc_ngvi.methods.mixtures import evaluate_mixture, local_component, split
 
 LABELS = {
     "several sizes": (7, -1, 3, 7, 1, 3, -1, 7, 0, 1),

@@ -25,7 +25,9 @@ from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.options import choose
-from pymc_ngvi.steps.stochastic import Decay, Stochastic, Windows
+from pymc_ngvi.methods import Decay
+from pymc_ngvi.methods.cholesky import plus
+from pymc_ngvi.methods.stochastic import Stochastic, Windows
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -380,7 +382,7 @@ def test_a_first_step_in_the_fisher_metric_has_the_length_alpha(seed, estimator,
     eps = 1e-2
 
     def apart(scale):
-        moved = q.plus(scale * by[0], scale * by[1])
+        moved = plus(q, scale * by[0], scale * by[1])
         return kl((q.mean(), q.cov()), (moved.mean(), moved.cov()))
 
     # The third-order terms cancel; the fourth are 1e-7 of the second, rounding is 1e-15 / 1e-7.

@@ -16,7 +16,7 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.options import choose
 from pymc_ngvi.fitting.record import elbo_of as _elbo
-from pymc_ngvi.steps.schedule import has_diverged
+from pymc_ngvi.methods.schedule import has_diverged
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -14,8 +14,8 @@ from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import GaussNewtonTarget
 from pymc_ngvi.density.streams.density import BatchSource, Place
 from pymc_ngvi.families import FullState
+from pymc_ngvi.methods.sites import Quadratic, sign_of_order
 from pymc_ngvi.results.diagnosis import context_of
-from pymc_ngvi.steps.incremental import Quadratic, sign_of_order
 
 N_ROWS, N_BATCHES = 2700, 9
 
@@ -413,7 +413,7 @@ def test_a_pass_of_another_size_is_an_error(total_size, has, source):
 
 
 def test_sites_that_do_not_fit_in_memory(monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.steps.incremental.fits_in_memory", lambda needed: needed < 9 * 14 * 8)
+    monkeypatch.setattr("pymc_ngvi.methods.sites.fits_in_memory", lambda needed: needed < 9 * 14 * 8)
     parts = split(data_of(logistic))
     with pytest.raises(MemoryError, match="What 9 batches of 300 rows say of 4 coordinates"):
         fit(logistic(parts[0]), parts)

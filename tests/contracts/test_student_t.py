@@ -25,13 +25,15 @@ from targets import (
 from pymc_ngvi import Status
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.types import MatrixHessian
-from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, StudentTState
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting import problem as starting
 from pymc_ngvi.fitting.loop import History
-from pymc_ngvi.mixtures.student_t.scale_mixture import (
+from pymc_ngvi.methods import cholesky, natural, natural_pd, sqrt
+from pymc_ngvi.methods.adaptive import Adaptive
+from pymc_ngvi.methods.estimators import price, stein
+from pymc_ngvi.methods.student_t import (
     AsGaussian,
     AsStudentT,
     GaussianPart,
@@ -42,8 +44,6 @@ from pymc_ngvi.mixtures.student_t.scale_mixture import (
     tail_velocity,
     tails_gain,
 )
-from pymc_ngvi.steps.adaptive import Adaptive
-from pymc_ngvi.updates import cholesky, natural, natural_pd, sqrt
 
 #: Signs of a mixed second difference.
 _CORNERS = ((1, 1, 1), (-1, 1, -1), (-1, -1, 1), (1, -1, -1))

@@ -33,7 +33,7 @@ from targets import Quadratic, logistic, random_covariance, restrict
 
 from pymc_ngvi.core.draws import plain_draws
 from pymc_ngvi.fitting.options import AXES, Choice
-from pymc_ngvi.updates import natural
+from pymc_ngvi.methods import natural
 
 step_sizes = pytest.mark.parametrize("rho", [1.0, 0.5, 0.01])
 

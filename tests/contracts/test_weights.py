@@ -11,7 +11,7 @@ from targets import NumpyTarget, Quadratic, random_covariance
 
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
-from pymc_ngvi.mixtures.finite.trust_region import stepped_weights
+from pymc_ngvi.methods.mixtures import stepped_weights
 
 each_family = pytest.mark.parametrize("family", COMPONENTS)
 

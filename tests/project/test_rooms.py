@@ -13,21 +13,17 @@ import texts
 
 import pymc_ngvi
 
-from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FAMILIES
-from pymc_ngvi.mixtures import MIXTURE_STEPS
+from pymc_ngvi.methods import MIXTURE_STEPS, STEPS, UPDATES
+from pymc_ngvi.methods.estimators import ESTIMATORS
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.rows.engines import ENGINES
-from pymc_ngvi.steps import STEPS
-from pymc_ngvi.updates import UPDATES
 
 ROOT = Path(pymc_ngvi.__file__).parent
 #: Rooms from the cellar to the roof: a module imports from its own and from those before it.
 FLOORS = (
-    "core", "families", "estimators", "updates",
-    "rows", "graphs", "ops", "reading", "rows.engines", "density",
-    "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
-    "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
+    "core", "families", "rows", "graphs", "ops", "reading", "rows.engines", "density", "methods",
+    "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
     "results.structure",
     "results.distributions", "results.drifts", "results.diagnosis", "results.predictions", "results.reweighted",
     "results.sampling", "results.left_out",
@@ -136,7 +132,7 @@ REGISTRIES = {
     "updates": UPDATES,
     "estimators": ESTIMATORS,
     "steps": STEPS,
-    "mixtures": MIXTURE_STEPS,
+    "steps that families imply": MIXTURE_STEPS,
     "engines": ENGINES,
     "posteriors": KINDS,
 }

@@ -27,12 +27,12 @@ from pymc_ngvi.core.types import Array, FittedState, GaussianState, MeanHessian,
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.one_mode import concave_given, has_one_mode, rows_not_concave
 from pymc_ngvi.families import FullState, Maker
-from pymc_ngvi.families.gaussian import Gaussian
+from pymc_ngvi.families.gaussian import AnyGaussian, Gaussian
 from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import START_SCALES, Problem, choose_start
 from pymc_ngvi.fitting.record import OtherMode, is_outside, shares
-from pymc_ngvi.mixtures.finite.trust_region import distinct, local_component
+from pymc_ngvi.methods.mixtures import distinct, local_component
 from pymc_ngvi.moves.chains import ChainCoordinates, Climbs
 
 # --- climbs of log p in few dimensions, by Newton's method with curvatures from differences of gradients ---
@@ -181,7 +181,7 @@ def modes_from(
             if curvature == "differences":
                 return abouts(density, ends[[i]], density.logp_grad(ends[[i]])[1], q.sd()[None])[0]
             curved: Any = by_rows if curvature == "rows" else density
-            return local_component(curved, q, ends[i], (_WIDEST**-2, _NARROWEST**-2))
+            return local_component(curved, cast(AnyGaussian, q), ends[i], (_WIDEST**-2, _NARROWEST**-2))
 
         found, which = distinct(ends, logp, make, _MOST_MODES)
         modes = [

@@ -21,10 +21,11 @@ import numpy as np
 from pymc_ngvi.core.linalg import GIB, fits_in_memory
 from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, GaussianState, MatrixHessian, Moments
+from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, MatrixHessian
 from pymc_ngvi.density.streams.density import Batch, Place, StreamDensity, StreamReport
-from pymc_ngvi.estimators import ExactEvaluation
-from pymc_ngvi.steps.schedule import NO_DRAWS, ExactRule
+from pymc_ngvi.families.gaussian import AnyGaussian
+from pymc_ngvi.methods.estimators import ExactEvaluation, Moments
+from pymc_ngvi.methods.schedule import NO_DRAWS, ExactRule
 
 # --- sites: what a batch says of theta, as a quadratic function ---
 #
@@ -47,7 +48,7 @@ class SeenByQuadratics(NamedTuple):
     cov: Array
 
     @classmethod
-    def of(cls, q: GaussianState) -> Self:
+    def of(cls, q: AnyGaussian) -> Self:
         """Return what they see."""
         return cls(q.location, q.sd() ** 2 if is_diagonal(q) else q.cov())
 
@@ -65,14 +66,14 @@ class Quadratic:
     precision: Array
 
     @classmethod
-    def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: SeenByQuadratics) -> Self:
+    def of(cls, n_rows: int, found: Expectation, q: AnyGaussian, seen: SeenByQuadratics) -> Self:
         """Return the function with an expectation and derivatives under a Gaussian."""
-        linear = grad + cls(n_rows, 0.0, grad, -hessian).times(seen.mean)
-        without = cls(n_rows, 0.0, linear, -hessian)
-        return cls(n_rows, value - without.value(seen), linear, -hessian)
+        slopes = cls(n_rows, 0.0, found.grad, -hessian_of(found, q))
+        without = replace(slopes, linear=found.grad + slopes.times(seen.mean))
+        return replace(without, constant=found.value - without.value(seen))
 
     @classmethod
-    def none(cls, q: GaussianState) -> Self:
+    def none(cls, q: AnyGaussian) -> Self:
         """Return 0."""
         return cls(0, 0.0, np.zeros(q.n_dim), np.zeros((q.n_dim,) * (1 if is_diagonal(q) else 2)))
 
@@ -101,12 +102,12 @@ class Quadratic:
         return self.linear - self.times(seen.mean)
 
 
-def is_diagonal(q: GaussianState) -> bool:
+def is_diagonal(q: AnyGaussian) -> bool:
     """Tell whether a Gaussian has no correlations: the diagonal of a Hessian is all that it takes."""
     return q.n_params <= 2 * q.n_dim
 
 
-def hessian_of(found: Expectation, q: GaussianState) -> Array:
+def hessian_of(found: Expectation, q: AnyGaussian) -> Array:
     """Return the expected Hessian as quadratic functions keep it."""
     return found.hessian.diagonal() if is_diagonal(q) else found.hessian.products(np.eye(q.n_dim))
 
@@ -119,19 +120,19 @@ def as_hessian(values: Array) -> MatrixHessian:
 # --- what errors in expected derivatives mean ---
 
 
-def gap_by_newton(q: GaussianState, grad: Array, hessian: Array) -> float:
+def gap_by_newton(q: AnyGaussian, grad: Array, hessian: Array) -> float:
     """Return the nats to be gained where expected derivatives are off by so much."""
     whitened = q.whiten(grad[None])[0]
     error = q.flat(q.curvature(as_hessian(hessian)))
     return 0.5 * float(whitened @ whitened) + 0.25 * q.inner(error, error)
 
 
-def moves(q: GaussianState, grads: Array) -> Array:
+def moves(q: AnyGaussian, grads: Array) -> Array:
     """Return how far errors in gradients, (n, n_dim), move means, in standard deviations."""
     return q.covariance_times(grads) / q.sd()
 
 
-def sign_of_order(q: GaussianState, sites: Sequence[Quadratic]) -> str:
+def sign_of_order(q: AnyGaussian, sites: Sequence[Quadratic]) -> str:
     """Return what speaks for an order of the data, in a clause; empty where nothing does."""
     if len(sites) < _FEWEST:
         return ""
@@ -168,31 +169,15 @@ class Site:
     part: Quadratic | None = None
 
 
-@stored("incremental.change")
-@dataclass(frozen=True, eq=False)
-class Change:
-    """How far what batches say has moved since their last visits, over a pass."""
-
-    #: Expected gradients less those of the sites kept, each under the q of the visit; the sum over batches; shape
-    #: (n_dim,).
-    grad: Array
-    #: The same of Hessians.
-    hessian: Array
-    #: The same of expectations.
-    value: float = 0.0
-    #: Nats by which quadrature may be off.
-    error: float = 0.0
-
-
 @stored("incremental.state", content=(
-    "q", "elbo", "place", "sites", "total", "change", "gaps", "elbo_error", "step_size", "is_held", "is_blind",
+    "q", "elbo", "place", "sites", "total", "change", "error", "gaps", "elbo_error", "step_size", "is_held", "is_blind",
     "moved", "ordered",
 ))  # fmt: skip
 @dataclass(frozen=True, eq=False)
 class IncrementalState:
     """What one iteration, the visit of a batch, hands to the next."""
 
-    q: GaussianState
+    q: AnyGaussian
     #: As the sites have it.
     elbo: float
     #: The next batch.
@@ -201,8 +186,9 @@ class IncrementalState:
     sites: tuple[Site | None, ...]
     #: Their sum.
     total: Quadratic
-    #: In this pass.
-    change: Change
+    #: What batches have said in this pass, less what their sites said; and nats by which quadrature may be off.
+    change: Quadratic
+    error: float = 0.0
     #: What each pass that is over has shown of the q before it: nats that were to be gained then.
     gaps: tuple[float, ...] = ()
     #: Nats by which the ELBO may be off.
@@ -246,7 +232,7 @@ class IncrementalState:
 #: Times that rows are asked; nats that a correction gains, below which it is the last.
 _MOST_ROUNDS, _NEAR_ONCE = 6, 1e-3
 #: Takes a natural step on the prior and the sum of sites; returns the nats that it promised, and where it leads.
-type Step = Callable[[GaussianState, Quadratic], tuple[float, GaussianState]]
+type Step = Callable[[AnyGaussian, Quadratic], tuple[float, AnyGaussian]]
 
 
 def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> IncrementalState:
@@ -257,7 +243,7 @@ def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> Inc
         seen, changes, error = SeenByQuadratics.of(q), [], 0.0
         for which, site in enumerate(cast(tuple[Site, ...], state.sites)):
             found, part = target.of_kept(which, q), cast(Quadratic, site.part)
-            now = Quadratic.of(part.n_rows, found.value, found.grad, hessian_of(found, q), seen) - part
+            now = Quadratic.of(part.n_rows, found, q, seen) - part
             weight = site.content.n_rows / part.n_rows
             changes.append(Quadratic(0, weight * now.constant, weight * now.linear, weight * now.precision))
             error += weight * found.error
@@ -293,7 +279,7 @@ _MOST_IDLE, _PROGRESS = 4, 0.5
 class _Tried(NamedTuple):
     """A state with what is known of it."""
 
-    q: GaussianState
+    q: AnyGaussian
     seen: SeenByQuadratics
     #: Of the log likelihood of the batch.
     batch: Expectation
@@ -308,12 +294,12 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
 
     _first: Batch | None = None
 
-    def first_evaluation(self, q: GaussianState) -> Evaluation:
+    def first_evaluation(self, q: AnyGaussian) -> Evaluation:
         """Evaluate a starting state on the first batch alone, as if all others were like it."""
         tried = self._tried(q, self._read(Place()).n_rows, Quadratic.none(q))
         return ExactEvaluation.of(tried.batch, tried.elbo)
 
-    def init(self, q: GaussianState) -> IncrementalState:
+    def init(self, q: AnyGaussian) -> IncrementalState:
         """Return the state before the first batch."""
         none = Quadratic.none(q)
         n_rows = self._read(Place()).n_rows
@@ -325,7 +311,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
                 f"{needed / GIB:,.1f} GiB, more than this machine has: give batches of more rows, or take "
                 "family='diagonal', which ignores correlations."
             )
-        return IncrementalState(q, -np.inf, Place(), (), none, Change(none.linear, none.precision))
+        return IncrementalState(q, -np.inf, Place(), (), none, none)
 
     # --- a visit ---
 
@@ -339,19 +325,17 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
         before = self._tried(state.q, batch.n_rows, others)
         if not np.isfinite(before.elbo):
             return replace(state, is_blind=True)
-        is_first = not state.total.n_rows
+        now, is_first = Quadratic.of(batch.n_rows, before.batch, before.q, before.seen), not state.total.n_rows
         after = (
             before
             if is_held
             else self._improved(before, batch.n_rows, others, _MOST_FIRST if is_first else _MOST_STEPS)
         )
-        content = Quadratic.of(
-            batch.n_rows, after.batch.value, after.batch.grad, hessian_of(after.batch, after.q), after.seen
-        )
+        content = Quadratic.of(batch.n_rows, after.batch, after.q, after.seen)
         part = None
         if self._target.is_read_once:  # some rows are kept
             n_kept, found = self._target.keep(batch.which, after.q)
-            part = Quadratic.of(n_kept, found.value, found.grad, hessian_of(found, after.q), after.seen)
+            part = Quadratic.of(n_kept, found, after.q, after.seen)
         site = Site(content, batch.print, part)
         known = [*state.sites, *[None] * (batch.which + 1 - len(state.sites))]
         known[batch.which] = site
@@ -359,7 +343,8 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             state,
             sites=tuple(known),
             total=others + content,
-            change=_changed(state.change, before, old),
+            change=state.change if old is None else state.change + (now - old.content),
+            error=state.error + before.batch.error,
             is_held=is_held,
             is_blind=False,
             place=Place(state.place.number, state.place.position + 1, state.place.n_before + batch.n_rows),
@@ -378,7 +363,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
         self._first = self._first or self._target.read(self._seed, place)
         return self._first
 
-    def _tried(self, q: GaussianState, n_rows: int, others: Quadratic, before: _Tried | None = None) -> _Tried:
+    def _tried(self, q: AnyGaussian, n_rows: int, others: Quadratic, before: _Tried | None = None) -> _Tried:
         """Evaluate a state on the prior, a batch of so many rows, and the sites of the others, which stand for all."""
         with np.errstate(all="ignore"):
             seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
@@ -407,7 +392,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             tried = found
         return tried
 
-    def _stepped(self, q: GaussianState, total: Quadratic) -> tuple[float, GaussianState]:
+    def _stepped(self, q: AnyGaussian, total: Quadratic) -> tuple[float, AnyGaussian]:
         """Take a natural step where all batches are their sites; return the nats that it promised, too."""
         seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
         hessian = hessian_of(prior, q) - total.precision
@@ -425,7 +410,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
 
     def _after_a_pass(self, state: IncrementalState) -> IncrementalState:
         """Measure what the pass has shown."""
-        number, change, none = state.place.number, state.change, Quadratic.none(state.q)
+        number, change, quadrature = state.place.number, state.change, state.error
         sites = state.sites[: state.place.position]  # there may have been more in the pass before
         kept = [site.content for site in sites if site is not None]
         state = replace(
@@ -433,7 +418,8 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             sites=sites,
             total=sum(kept[1:], kept[0]),
             place=Place(number + 1),
-            change=Change(none.linear, none.precision),
+            change=Quadratic.none(state.q),
+            error=0.0,
             ordered=state.ordered or sign_of_order(state.q, kept),
         )
         if self._target.is_read_once:
@@ -441,9 +427,11 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             return replace(state, elbo=self._elbo_of(state))
         if not number:
             return state
-        gap = gap_by_newton(state.q, change.grad, change.hessian)
-        error = abs(change.value) + change.error
-        moved = float(np.abs(moves(state.q, change.grad[None])).max())
+        seen = SeenByQuadratics.of(state.q)
+        grad = change.grad(seen)
+        gap = gap_by_newton(state.q, grad, -change.precision)
+        error = abs(change.value(seen)) + quadrature
+        moved = float(np.abs(moves(state.q, grad[None])).max())
         return replace(state, gaps=(*state.gaps, gap), elbo_error=error, moved=moved)
 
     def terminate(self, state: IncrementalState) -> Status | None:
@@ -468,16 +456,3 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
     def reopen(self, state: IncrementalState) -> IncrementalState:
         """Return a state in which a fit that ended may try again."""
         return replace(state, gaps=(), is_blind=False)
-
-
-def _changed(change: Change, before: _Tried, old: Site | None) -> Change:
-    """Add what a batch says now, less what its site says."""
-    if old is None:
-        return replace(change, error=change.error + before.batch.error)
-    site, batch = old.content, before.batch
-    return Change(
-        change.grad + batch.grad - site.grad(before.seen),
-        change.hessian + hessian_of(batch, before.q) + site.precision,
-        change.value + batch.value - site.value(before.seen),
-        change.error + batch.error,
-    )

@@ -25,19 +25,17 @@ from pymc_ngvi.core.types import (
     BaseDraws,
     Density,
     Evaluation,
-    GaussianState,
     MeanHessian,
-    Moments,
     Outer,
     StepRule,
-    Update,
     WhitenedHessian,
     Whitener,
 )
-from pymc_ngvi.estimators import Estimator, gap_of, stein
+from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.steps.adaptive import MAX_ERROR, Adaptive, AdaptiveState, is_near
-from pymc_ngvi.steps.schedule import (
+from pymc_ngvi.methods.adaptive import MAX_ERROR, Adaptive, AdaptiveState, is_near
+from pymc_ngvi.methods.estimators import Estimator, Moments, Nats, Update, gap_of, stein
+from pymc_ngvi.methods.schedule import (
     FEW_DRAWS,
     MAX_CURVATURE_ERROR,
     NEAR_NATS,
@@ -53,17 +51,15 @@ from pymc_ngvi.steps.schedule import (
 
 # --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---
 # With q the t density, :math:`h = \log p - \log q` and w the mixing variable, the natural gradient of mean and
-#    precision
-# of the Gaussian inside, N(mu, Sigma), is :math:`E_q[\nabla h]` and :math:`-E_q[w \nabla^2 h]` [1]_: that of a Gaussian
-# whose target is :math:`\log p + \log(N / q)`, under other draws. So every update and every estimator for Gaussians
-# serves. The expectation with w is a mean over draws of another mixture: w times the density of InvGamma(a, a) is
-# a/(a - 1) times that of InvGamma(a - 1, a).
+# precision of the Gaussian inside, N(mu, Sigma), is :math:`E_q[\nabla h]` and :math:`-E_q[w \nabla^2 h]` [1]_: that of
+# a Gaussian whose target is :math:`\log p + \log(N / q)`, under other draws. So every update and every estimator for
+# Gaussians serves. The expectation with w is a mean over draws of another mixture: w times the density of
+# InvGamma(a, a) is a/(a - 1) times that of InvGamma(a - 1, a).
 #
 # References
 # ----------
 # .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
-#    of
-#    exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
+#    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
 # --- the Fisher information of a Student-t in closed form, and how draws move with the shape ---
 # The metric of natural gradients of scale mixtures [1]_ is the Fisher information of theta *and* the mixing variable w.
@@ -226,7 +222,7 @@ class GaussianPart:
 
 @stored("scale_mixture.moments")
 @dataclass(frozen=True)
-class ScaleMoments:
+class ScaleMoments(Nats):
     """Natural gradient of a t, with its Monte Carlo error."""
 
     #: Whitened gradient and curvature A = I - C^T E[w hess h] C of the Gaussian inside; gap and its floor are those
@@ -241,11 +237,6 @@ class ScaleMoments:
     #: Change of 1/a in a step of size 1, and its standard error.
     tail_step: float
     tail_se: float
-    #: Nats to be gained by mean, Sigma and shape, what noise alone would make them, and the standard deviation of the
-    #: difference at the optimum.
-    gap: float
-    floor: float
-    floor_sd: float
 
     def direction(self, trust: float = 1.0) -> Array:
         """Return the natural gradient in the Fisher information of theta alone, (n_params,).
@@ -287,7 +278,7 @@ def measured(
     unit = q.gaussian.flat(q.gaussian.add_to_diagonal(np.zeros_like(m.curvature), 1.0)) / np.sqrt(q.n_dim)
     metric = Metric.of(q, unit)
     metric = metric.holding_shape() if at_bound else metric
-    error = q.gaussian.flat(q.gaussian.curvature_error(m.curvature)) / -np.sqrt(2.0)
+    error = q.gaussian.flat(q.gaussian.add_to_diagonal(m.curvature, -1.0)) / -np.sqrt(2.0)
     row = np.concatenate([m.grad, error, [shapes.mean()]])[None]
     vector = metric.with_size(row, sizes.mean(keepdims=True))
     excess = float(metric.size(row - vector)[0]) * np.sqrt(2.0 / q.n_dim)
@@ -305,7 +296,7 @@ def measured(
         steps = metric.solve(u)[:, -1]
     step = _mean_of(steps / np.sqrt(shape_information(q.shape)))
     gaussian = replace(own, curvature=curvature)
-    return ScaleMoments(gaussian, m, vector[0], metric, *step, own.gap, own.floor, own.floor_sd)
+    return ScaleMoments(gaussian, m, vector[0], metric, *step, gap=own.gap, floor=own.floor, floor_sd=own.floor_sd)
 
 
 def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *, stl: bool) -> tuple[Array, Array]:
@@ -324,7 +315,7 @@ def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *,
     return sizes / np.sqrt(2.0 * q.n_dim), shapes / np.sqrt(shape_information(a))
 
 
-def tails_gain(gaussian: GaussianState, base: BaseDraws, evaluation: Evaluation, n_se: float) -> bool:
+def tails_gain(gaussian: AnyGaussian, base: BaseDraws, evaluation: Evaluation, n_se: float) -> bool:
     """Tell from gradients at draws of a Gaussian whether heavier tails gain more than so many standard errors."""
     q = StudentTState(gaussian, float(np.log(MOST_SHAPE)))
     rows = np.column_stack(_by_replicate(q, base, evaluation, stl=True))

@@ -5,34 +5,142 @@ import functools
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, cast
+from typing import ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 
-from pymc_ngvi.core.linalg import cholesky, solve_lower, symmetrise
+from pymc_ngvi.core.linalg import all_finite, cholesky, solve_lower, symmetrise
 from pymc_ngvi.core.sizes import HELD
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     Array,
     BaseDraws,
     Density,
     Evaluation,
     Expectation,
-    GaussianState,
     GaussNewtonTarget,
     MeanHessian,
-    Moments,
     Outer,
-    PathMoments,
     RowRules,
     RowsTarget,
     VariationalState,
     mean_hessians,
 )
+from pymc_ngvi.families.gaussian import AnyGaussian
+
+# --- whitened expectations under a state, and what is made of them ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nats:
+    """What is left to gain, as one set of draws has it."""
+
+    #: Half the squared length of the natural gradient: nats of ELBO still to be gained, uncorrected for noise.
+    gap: float
+    #: What it would be on average, by Monte Carlo noise alone, at the optimum; and the standard deviation of the
+    #: difference there.
+    floor: float
+    floor_sd: float
+
+
+@stored("moments")
+@dataclass(frozen=True)
+class Moments(Nats):
+    """Whitened expectations under one state, with their Monte Carlo error.
+
+    Parameters
+    ----------
+    grad : ndarray, shape (n_dim,)
+        C^T E_q[grad log p].
+    curvature : ndarray
+        A, in the form of the family: (n_dim, n_dim) dense, (n_dim,) diagonal.
+    grad_se, curvature_se : ndarray, shape (n_dim,)
+        Monte Carlo standard errors of the gradient and of the diagonal of A.
+    replicates : ndarray, shape (n_replicates, n_params), or None
+        Natural gradient of each replicate, kept by families for which it is a few vectors.
+    """
+
+    grad: Array
+    curvature: Array
+    grad_se: Array
+    curvature_se: Array
+    replicates: Array | None = None
+
+    def is_finite(self) -> bool:
+        """Tell whether gradient and curvature are."""
+        return all_finite(self.grad, self.curvature)
+
+    def error(self, state: AnyGaussian) -> Array | Outer:
+        """Return I - A, as outer products where it is a mean of few."""
+        return -state.add_to_diagonal(self.curvature, -1.0)
+
+    def error_diagonal(self, state: AnyGaussian) -> Array:
+        """Return the diagonal of I - A, (n_dim,)."""
+        return 1.0 - state.curvature_diagonal(self.curvature)
+
+
+class PathMoments(Moments):
+    """Whitened expectations from gradients alone, without errors: the curvature is formed only where it is asked for.
+
+    Parameters
+    ----------
+    state : AnyGaussian
+    grad : ndarray, shape (n_dim,)
+    outer : Outer
+        I - A.
+    """
+
+    def __init__(self, state: AnyGaussian, grad: Array, outer: Outer) -> None:
+        unknown = np.full(len(grad), np.inf)
+        values = {"grad": grad, "grad_se": unknown, "curvature_se": unknown, "replicates": None}
+        self.__dict__.update(values, gap=np.nan, floor=np.inf, floor_sd=np.inf, outer=outer, _state=state)
+
+    outer: Outer
+    _state: AnyGaussian
+
+    @functools.cached_property
+    def curvature(self) -> Array:
+        """A, in the form of the family."""
+        return self._state.add_to_diagonal(-self._state.outer_mean(self.outer), 1.0)
+
+    def is_finite(self) -> bool:
+        """Tell whether gradient and outer products are."""
+        return all_finite(self.grad, self.outer.left, self.outer.right)
+
+    def error(self, state: AnyGaussian) -> Array | Outer:
+        """Return I - A as outer products."""
+        return self.outer
+
+    def error_diagonal(self, state: AnyGaussian) -> Array:
+        """Return the diagonal of I - A, (n_dim,)."""
+        left, right, diagonal = self.outer
+        return np.einsum("bi,bi->i", left, right) / len(left) + diagonal
+
+
+@stored("moments.parameters")
+class Parameters(NamedTuple):
+    """A direction, or any other quantity, in the coordinates of mean and factor."""
+
+    #: shape (n_dim,).
+    location: Array
+    #: In the form of the family's factor.
+    factor: Array
+
+
+#: A parametrisation, and the map from a state to the next one: from a state, moments that are whitened by it, the step
+#: size, and whether a correction is to be applied where the step would lose positive definiteness, and the update knows
+#: of one. None where no valid state results.
+type Update = Callable[[AnyGaussian, Moments, float, bool], AnyGaussian | None]
+#: Gradient, or natural gradient, of the ELBO in the coordinates of mean and factor: for rules that move these.
+type Direction = Callable[[AnyGaussian, Moments], Parameters]
+
+
+# --- estimators ---
 
 
 def by_replicate(
     hessians: Callable[[list[Array]], list[MeanHessian]],
-    state: GaussianState,
+    state: AnyGaussian,
     base: BaseDraws,
     evaluation: Evaluation,
     *,
@@ -52,11 +160,11 @@ def by_replicate(
     return moments_at_draws(state, np.array(grads), np.array([hessian.whitened(state) for hessian in hessians(draws)]))
 
 
-def moments_at_draws(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
+def moments_at_draws(state: AnyGaussian, grads: Array, curvatures: Array) -> Moments:
     """Combine independent replicates of whitened gradient and curvature."""
     n_replicates = len(grads)
     grad, curvature = grads.mean(axis=0), curvatures.mean(axis=0)
-    errors = np.array([state.flat(state.curvature_error(c)) for c in curvatures])
+    errors = np.array([state.flat(state.add_to_diagonal(c, -1.0)) for c in curvatures])
     u = np.concatenate([grads, errors / np.sqrt(2.0)], axis=1)
     gap, floor, floor_sd = gap_of(u)
     grad_se = curvature_se = np.full(len(grad), np.inf)
@@ -112,14 +220,14 @@ class Estimator(abc.ABC):
 
     @abc.abstractmethod
     def moments(
-        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
-        """Return the whitened moments of a `GaussianState`.
+        """Return the whitened moments of a `AnyGaussian`.
 
         Parameters
         ----------
         target : Density
-        state : GaussianState
+        state : AnyGaussian
         base : BaseDraws
             The draws of ``evaluation``; the scatter between its replicates gives the Monte Carlo errors.
         evaluation : Evaluation
@@ -137,13 +245,13 @@ def evaluation_of(state: VariationalState, theta: Array, logp: Array, grad: Arra
     if finite.any() and state.n_uniform:  # log q at the draws: log p - log q has no noise where q is the posterior
         elbo = float(np.mean(logp[finite] - state.log_density(theta[finite])))
     elif finite.any():  # the mean of log q over draws would only add noise
-        elbo = float(logp[finite].mean()) + cast(GaussianState, state).entropy()
+        elbo = float(logp[finite].mean()) + cast(AnyGaussian, state).entropy()
     return Evaluation(theta, logp, grad, finite, elbo)
 
 
 def from_gradients(
-    order: Callable[[Array, Array], Outer],
-    state: GaussianState,
+    sides: Callable[[Array, Array], tuple[Array, Array]],
+    state: AnyGaussian,
     base: BaseDraws,
     evaluation: Evaluation,
     *,
@@ -158,13 +266,13 @@ def from_gradients(
     whitened = state.whiten(grad)
     if stl:
         whitened = whitened + z
-    outer = order(whitened, z)._replace(diagonal=0.0 if stl else 1.0)
+    diagonal = 0.0 if stl else 1.0
     if base.n_replicates == 1:
-        return PathMoments(state, whitened.mean(axis=0), outer)
+        return PathMoments(state, whitened.mean(axis=0), Outer(*sides(whitened, z), diagonal))
     label = np.repeat(np.arange(base.n_replicates), base.n_draws // base.n_replicates)[keep]
     parts = [label == r for r in range(base.n_replicates) if np.any(label == r)]
     grads = np.array([whitened[part].mean(axis=0) for part in parts])
-    outers = [order(whitened[part], z[part])._replace(diagonal=outer.diagonal) for part in parts]
+    outers = [Outer(*sides(whitened[part], z[part]), diagonal) for part in parts]
     curvatures = np.array([state.add_to_diagonal(-state.outer_mean(o), 1.0) for o in outers])
     return moments_at_draws(state, grads, curvatures)
 
@@ -185,7 +293,7 @@ class Price(Estimator):
     uses_hessians = True
 
     def moments(
-        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Estimate whitened gradient and curvature with the mean Hessian at the draws.
 
@@ -208,14 +316,14 @@ class Stein(Estimator):
     """
 
     def moments(
-        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Estimate whitened gradient and curvature from gradients alone."""
         return from_gradients(_symmetric, state, base, evaluation, stl=stl)
 
 
-def _symmetric(whitened: Array, z: Array) -> Outer:
-    return Outer(np.concatenate([whitened, z]), np.concatenate([z, whitened]), 0.0)
+def _symmetric(whitened: Array, z: Array) -> tuple[Array, Array]:
+    return np.concatenate([whitened, z]), np.concatenate([z, whitened])
 
 
 class Pathwise(Estimator):
@@ -235,10 +343,14 @@ class Pathwise(Estimator):
     """
 
     def moments(
-        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Estimate whitened gradient and curvature from gradients alone."""
-        return from_gradients(state.outer, state, base, evaluation, stl=stl)
+
+        def sides(w: Array, z: Array) -> tuple[Array, Array]:
+            return (w, z) if state.factor_sign > 0 else (z, w)
+
+        return from_gradients(sides, state, base, evaluation, stl=stl)
 
 
 class GaussNewton(Estimator):
@@ -259,7 +371,7 @@ class GaussNewton(Estimator):
     uses_hessians = True
 
     def moments(
-        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Estimate whitened gradient and curvature.
 
@@ -310,12 +422,12 @@ class Quadrature(Estimator):
         ValueError
             If the target is no `RowsTarget`.
         """
-        return self.by_rules(target, cast(GaussianState, state))
+        return self.by_rules(target, cast(AnyGaussian, state))
 
     def by_rules(
         self,
         target: Density,
-        state: GaussianState,
+        state: AnyGaussian,
         rules: RowRules | None = None,
         *,
         adapt: bool = False,
@@ -330,16 +442,16 @@ class Quadrature(Estimator):
         return ExactEvaluation.of(expectation, expectation.value + entropy if finite else -np.inf)
 
     def moments(
-        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Return whitened gradient and curvature, without error."""
         expectation = cast(ExactEvaluation, evaluation).expectation
         grad: Array = state.whiten(expectation.grad[None])[0]
         curvature = expectation.hessian.whitened(state)
-        error = state.flat(state.curvature_error(curvature))
+        error = state.flat(state.add_to_diagonal(curvature, -1.0))
         gap = 0.5 * float(grad @ grad) + 0.25 * state.inner(error, error)
         none = np.zeros(len(grad))
-        return Moments(grad, curvature, none, none, gap, floor=0.0, floor_sd=0.0)
+        return Moments(grad, curvature, none, none, gap=gap, floor=0.0, floor_sd=0.0)
 
 
 #: Draws that the curvature is averaged over, and dimensions beyond which it is left alone.
@@ -348,7 +460,7 @@ _N_DRAWS, _MAX_DIM = 16, 2_000
 SEEN = 0.1
 
 
-def in_full_metric(target: Density, q: GaussianState, theta: Array, moments: Moments) -> Moments | None:
+def in_full_metric(target: Density, q: AnyGaussian, theta: Array, moments: Moments) -> Moments | None:
     """Return moments whose gap, floor and floor_sd count errors of the mean by the full curvature of log p.
 
     In such a family the Fisher information is not the curvature of the ELBO: an error of the mean along a direction in

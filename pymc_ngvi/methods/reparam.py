@@ -12,13 +12,12 @@ from typing import Any, Self
 import numpy as np
 
 from numpy.typing import NDArray
+from scipy import sparse
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import MAX_SOBOL_DIM, normals_at, sobol_points
-from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.types import (
-    AnyArray,
     Array,
     CountedElsewhere,
     Expectation,
@@ -34,182 +33,99 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions, quadratic_guide
 from pymc_ngvi.density.expectations import SeenFromRows
+from pymc_ngvi.families.fronts import SparseCholesky
 from pymc_ngvi.families.gaussian import LowRankState, Partition
+from pymc_ngvi.families.sparse import SparseStructure, symmetric_times
 from pymc_ngvi.reading.affine import logp_of
 from pymc_ngvi.rows.expectation import row_slices
 
 __all__ = ["Conditional", "ReparametrisedDensity", "reparametrised"]
 
-# --- vectors and matrices of the local coordinates of many draws, block by block ---
+# --- matrices of the blocks of local coordinates of many draws, as panels of one sparse factor ---
 
 #: Part of a diagonal entry that its pivot must exceed, or the matrix counts as singular.
 _LEAST_PIVOT = 1e-13
-#: Part of the largest eigenvalue that the others are raised to where a matrix is not positive definite.
-_LEAST_EIGENVALUE = 1e-3
-
-#: Matrices of all blocks of all draws: for each size k, (n_draws, n_blocks, k, k).
-Matrices = list[Array]
 
 
 class Blocks:
-    """The local coordinates of a partition, in the order of its blocks."""
+    """The local coordinates of a partition, and where panels have the entries of symmetric matrices of its blocks.
+
+    They come against their order: of a precision V^T V with a lower-triangular V, elimination then finds V^T. The
+    lower Cholesky factor L of the covariance is the inverse of V.
+    """
 
     def __init__(self, structure: Partition) -> None:
-        self.structure = structure
-        self.border = structure.border
-        self.coordinates = structure.order[: structure.n_local]
-        self._stacks = structure.stacks
-        sizes = structure.sizes
-        self.n_blocks = len(sizes)
-        self.starts = np.cumsum(sizes) - sizes
-        self.block_of = np.repeat(np.arange(self.n_blocks), sizes)
-        self.width = int(sizes.max())
-        member = np.arange(structure.n_local) - self.starts[self.block_of]
+        self.structure, self.border = structure, structure.border
+        self.coordinates, sizes = structure.order[: structure.n_local][::-1], structure.sizes[::-1]
+        self.width, self.starts = int(sizes.max()), np.cumsum(sizes) - sizes
+        self.block_of = np.repeat(np.arange(len(sizes)), sizes)
+        self.fronts = SparseStructure.of_blocks(Partition(self.block_of)).fronts
+        rows, cols = self.rows, self.cols = self.fronts.pattern.rows, self.fronts.pattern.cols
+        self.places = self.fronts.places(rows, cols)
+        #: Of each local coordinate, its number in its block; and a direction for each of these numbers.
+        self.member = np.arange(len(self.block_of)) - self.starts[self.block_of]
         self.directions = np.zeros((self.width, structure.n_dim))
-        self.directions[member, self.coordinates] = 1.0
+        self.directions[self.member, self.coordinates] = 1.0
+        ends = np.append(rows, cols[rows != cols]), np.append(np.arange(len(rows)), np.flatnonzero(rows != cols))
+        self._touches = sparse.csr_array((np.ones(len(ends[0])), ends), shape=(len(self.block_of), len(rows)))
 
     def sums(self, local: Array) -> Array:
         """Return the sum over each block, (n_draws, n_blocks)."""
         return local if self.width == 1 else np.add.reduceat(local, self.starts, axis=1)
 
-    def matrices(self, products: Array) -> Matrices:
+    def all_of(self, local: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Tell of which blocks something holds throughout, (n_draws, n_blocks)."""
+        return np.logical_and.reduceat(local, self.starts, axis=1)
+
+    def panels(self, values: Array) -> Array:
+        """Return matrices with these entries, (n_draws, n_entries)."""
+        result = np.zeros((len(values), self.fronts.n_panels))
+        result[:, self.places] = values
+        return result
+
+    def matrices(self, products: Array) -> Array:
         """Return the symmetric blocks of matrices from their products with `directions`, (n_draws, width, n_dim)."""
-        local = products[:, :, self.coordinates]
-        n_draws, result = len(products), []
-        for s in self._stacks:
-            rows = local[:, : s.size, s.where].reshape(n_draws, s.size, s.n_blocks, s.size)
-            matrix = rows.swapaxes(1, 2)
-            result.append(matrix.copy() if s.size == 1 else 0.5 * (matrix + matrix.mT))
+        local, member = products[:, :, self.coordinates], self.member
+        return self.panels(0.5 * (local[:, member[self.cols], self.rows] + local[:, member[self.rows], self.cols]))
+
+    def columns(self, local: Array) -> Array:
+        """Return columns of all blocks, (n_draws, n_local, width), as vectors, (n_draws, width, n_dim)."""
+        result = np.zeros((len(local), self.width, self.structure.n_dim))
+        result[:, :, self.coordinates] = local.mT
         return result
 
-    def by_size(self, local: Array) -> list[Array]:
-        """Return vectors of local coordinates, (n_draws, n_local), as (n_draws, n_blocks, k) for each size k."""
-        return [local[:, s.where].reshape(len(local), s.n_blocks, s.size) for s in self._stacks]
+    def row_sums(self, matrices: Array) -> Array:
+        """Return the sums of absolute values in each row, (n_draws, n_local)."""
+        return np.asarray((self._touches @ np.abs(matrices[:, self.places]).T).T)
 
-    def joined(self, parts: list[AnyArray]) -> AnyArray:
-        """Return the vectors, or values of blocks, (n_draws, n_blocks), with these parts: the inverse of `by_size`."""
-        flat = [p.reshape(len(p), -1) for p in parts]
-        return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
-
-    def halves(self, left: Array, right: Array) -> Matrices:
-        """Return half of the identity plus the symmetric matrices with the lower triangles of ``left right^T``."""
-        result = []
-        for a, b in zip(self.by_size(left), self.by_size(right), strict=True):
-            lower = np.tril(a[..., :, None] * b[..., None, :])
-            lower += np.tril(lower, -1).mT + np.eye(a.shape[-1])
-            result.append(0.5 * lower)
-        return result
-
-    def columns(self, matrices: Matrices) -> Array:
-        """Return the k-th columns of all blocks as vectors, (n_draws * width, n_dim), 0 in the global coordinates."""
-        n_draws = len(matrices[0])
-        result = np.zeros((n_draws, self.width, self.structure.n_dim))
-        for s, matrix in zip(self._stacks, matrices, strict=True):
-            at = self.coordinates[s.where]
-            result[:, : s.size, at] = np.moveaxis(matrix, -1, 1).reshape(n_draws, s.size, -1)
-        return result.reshape(n_draws * self.width, -1)
+    def where(self, which: NDArray[np.bool_], matrices: Array, others: Array | float) -> Array:
+        """Return matrices in some blocks, (n_draws, n_blocks), and others elsewhere."""
+        return np.where(which[:, self.block_of[self.fronts.columns]], matrices, others)
 
 
-@dataclass(frozen=True)
-class Scales:
-    """L, the lower Cholesky factor of a covariance, of all blocks of all draws, held as V = L^-1.
-
-    The precision is V^T V, so that V is found without the covariance.
-    """
-
-    blocks: Blocks
-    #: V, lower triangular with a positive diagonal; shape (n_draws, n_blocks, k, k) for each size k.
-    inverses: Matrices
-
-    def times(self, local: Array) -> Array:
-        """Return L times vectors, (n_draws, n_local)."""
-        return self._applied(_solve, local)
-
-    def transposed_times(self, local: Array) -> Array:
-        """Return L^T times vectors."""
-        return self._applied(_transposed_solve, local)
-
-    def covariance_times(self, local: Array) -> Array:
-        """Return L L^T times vectors."""
-        return self.times(self.transposed_times(local))
-
-    def solve(self, local: Array) -> Array:
-        """Return L^-1 times vectors."""
-        return self._applied(_product, local)
-
-    def log_det(self) -> Array:
-        """Return log det L of each draw, (n_draws,)."""
-        logs = [np.log(np.diagonal(v, axis1=-2, axis2=-1)).sum(axis=(1, 2)) for v in self.inverses]
-        return -np.sum(logs, axis=0)
-
-    def congruence(self, matrices: Matrices, *, transposed: bool = False) -> Matrices:
-        """Return L S L^T, or L^T S L, of each block for symmetric matrices."""
-        apply = _transposed_solve if transposed else _solve
-        return [apply(v, apply(v, m).mT) for v, m in zip(self.inverses, matrices, strict=True)]
-
-    def rows(self, index: NDArray[np.intp]) -> "Scales":
-        """Return those of some draws."""
-        return Scales(self.blocks, [v[index] for v in self.inverses])
-
-    def _applied(self, operation: Callable[[Array, Array], Array], local: Array) -> Array:
-        parts = zip(self.inverses, self.blocks.by_size(local), strict=True)
-        return self.blocks.joined([operation(v, x[..., None])[..., 0] for v, x in parts])
+def factors_of(blocks: Blocks, precisions: Array, *, raised: bool) -> tuple[SparseCholesky, NDArray[np.bool_]]:
+    """Factor precisions; NaN in blocks that are not positive definite, or, if raised, a diagonal that is larger."""
+    at = blocks.fronts.diagonal
+    with np.errstate(all="ignore"):
+        factor, _ = SparseCholesky.each(blocks.fronts, precisions)
+        pivots, least = factor.panels[:, at], _LEAST_PIVOT * np.abs(precisions[:, at])
+        definite = blocks.all_of((pivots > 0.0) & (pivots**2 > least) & (pivots < np.inf))
+    if not raised or definite.all():
+        return SparseCholesky(blocks.fronts, blocks.where(definite, factor.panels, np.nan)), definite
+    larger, sums = np.zeros_like(precisions), blocks.row_sums(precisions)
+    # What is not finite is left to the caller, who sees it from the gradient.
+    larger[:, at] = np.where(np.isfinite(sums) & (sums > 0.0), sums, 1.0)
+    return factors_of(blocks, blocks.where(definite, precisions, larger), raised=False)[0], definite
 
 
-def scales_of(blocks: Blocks, precisions: Matrices, *, raised: bool) -> tuple[Scales, NDArray[np.bool_]]:
-    """Factor the inverses of symmetric blocks."""
-    inverses, definite = [], []
-    for matrices in precisions:
-        factors = _inverse_cholesky(matrices)
-        good = np.isfinite(factors).all(axis=(-2, -1))
-        if raised and not good.all():
-            factors[~good] = _inverse_cholesky(_raised(matrices[~good]))
-        inverses.append(factors)
-        definite.append(good)
-    return Scales(blocks, inverses), blocks.joined(definite)
+def times(factor: SparseCholesky, local: Array) -> Array:
+    """Return L times vectors, (n_draws, n_local)."""
+    return factor.solve(local[:, :, None], transposed=True)[:, :, 0]
 
 
-def _inverse_cholesky(matrices: Array) -> Array:
-    """Return the lower V with ``matrix = V^T V``, NaN where a matrix is not (numerically) positive definite."""
-    flipped = matrices[..., ::-1, ::-1]
-    factors = np.zeros(matrices.shape)
-    for j in range(matrices.shape[-1]):  # a column of all matrices at a time: LAPACK would stop at the first bad one
-        row = factors[..., j, :j]
-        pivot = flipped[..., j, j] - np.sum(row**2, axis=-1)
-        pivot = np.where(pivot > _LEAST_PIVOT * np.abs(flipped[..., j, j]), pivot, np.nan)
-        factors[..., j, j] = np.sqrt(pivot)
-        below = flipped[..., j + 1 :, j] - (factors[..., j + 1 :, :j] @ row[..., None])[..., 0]
-        factors[..., j + 1 :, j] = below / factors[..., j, j, None]
-    return np.ascontiguousarray(factors[..., ::-1, ::-1].swapaxes(-1, -2))
-
-
-def _raised(matrices: Array) -> Array:
-    """Return symmetric matrices with absolute eigenvalues, none much below the largest; the identity where not finite.
-
-    The identity keeps what follows free of NaN; a caller sees what is not finite from the gradient.
-    """
-    finite = np.isfinite(matrices).all(axis=(1, 2))
-    values, vectors = np.linalg.eigh(np.where(finite[:, None, None], matrices, np.eye(matrices.shape[-1])))
-    values = np.abs(values)
-    largest = values.max(axis=1, keepdims=True)
-    values = np.maximum(values, np.where(largest > 0.0, _LEAST_EIGENVALUE * largest, 1.0))
-    return (vectors * values[:, None, :]) @ vectors.swapaxes(1, 2)
-
-
-def _product(inverses: Array, columns: Array) -> Array:
-    # Of numbers, the product of stacks of matrices takes ten times as long.
-    return inverses * columns if inverses.shape[-1] == 1 else inverses @ columns
-
-
-def _solve(inverses: Array, columns: Array, *, transpose: bool = False) -> Array:
-    """Solve with the blocks of all draws as one stack."""
-    if inverses.shape[-1] == 1:
-        return columns / inverses
-    flat = [np.ascontiguousarray(a).reshape(-1, *a.shape[2:]) for a in (inverses, columns)]
-    return linalg.solve_lower(*flat, transpose=transpose).reshape(columns.shape)
-
-
-_transposed_solve = functools.partial(_solve, transpose=True)
+def transposed_times(factor: SparseCholesky, local: Array) -> Array:
+    """Return L^T times vectors."""
+    return factor.solve(local[:, :, None])[:, :, 0]
 
 
 # --- modes of the local coordinates given the global ones: Newton's method on all blocks of all draws at once ---
@@ -232,12 +148,17 @@ class Modes:
 
     #: The global coordinates, with the mode of the local ones; shape (n_draws, n_dim).
     theta: Array
-    #: L, with L L^T the inverse of minus the Hessian there.
-    scales: Scales
+    #: Of minus the Hessian there.
+    factor: SparseCholesky
     #: The draws for which all modes were found; shape (n_draws,).
     found: NDArray[np.bool_]
-    #: Draws at which gradient and Hessian were evaluated.
-    n_evaluations: int
+    #: Times that gradient and Hessian were evaluated, at all draws that were left.
+    n_rounds: int
+
+    @property
+    def log_det(self) -> Array:
+        """The log determinants of L, (n_draws,)."""
+        return np.where(self.found, -self.factor.log_det(), np.nan)
 
 
 @dataclass
@@ -246,7 +167,7 @@ class _ModeSearch:
 
     local: Array
     slope: Array  # gradient
-    precisions: Matrices
+    precisions: Array  # panels
     step: Array
     fraction: Array  # of the step to be tried, by block
     length: Array  # of the whitened gradient, by block
@@ -255,35 +176,29 @@ class _ModeSearch:
 
 def find_modes(guide: GuideFunctions, blocks: Blocks, theta: Array) -> Modes:
     """Return the modes of the guide in the local coordinates."""
-    theta = theta.copy()
-    n_draws = len(theta)
-    local = theta[:, blocks.coordinates]
+    theta, n_rounds = theta.copy(), 1
+    local, shape = theta[:, blocks.coordinates], (len(theta), len(blocks.starts))
     slope, precisions = _evaluate(guide, blocks, theta)
-    shape = (n_draws, blocks.n_blocks)
     search = _ModeSearch(
         local, slope, precisions, np.zeros_like(local), np.ones(shape), np.full(shape, np.inf), np.zeros(shape, bool)
     )
-    _prepare(blocks, search, np.arange(n_draws), np.zeros(shape, dtype=bool))
-    n_evaluations = n_draws
-    for _ in range(MAX_EVALUATIONS):
-        usable = np.isfinite(search.length).all(axis=1)
-        active = np.flatnonzero(usable & ~search.found.all(axis=1))
+    _prepare(blocks, search, np.arange(len(theta)), np.zeros(shape, dtype=bool))
+    while n_rounds < MAX_EVALUATIONS:
+        active = np.flatnonzero(np.isfinite(search.length).all(axis=1) & ~search.found.all(axis=1))
         if not len(active):
             break
-        n_evaluations += len(active)
+        n_rounds += 1
         _advance(guide, blocks, theta, search, active)
-    found = search.found.all(axis=1)
     theta[:, blocks.coordinates] = search.local
-    scales, _ = scales_of(blocks, search.precisions, raised=False)
-    return Modes(theta, scales, found, n_evaluations)
+    factor, _ = factors_of(blocks, search.precisions, raised=False)
+    return Modes(theta, factor, search.found.all(axis=1), n_rounds)
 
 
-def _evaluate(guide: GuideFunctions, blocks: Blocks, theta: Array) -> tuple[Array, Matrices]:
+def _evaluate(guide: GuideFunctions, blocks: Blocks, theta: Array) -> tuple[Array, Array]:
     """Return the local gradient, (n_draws, n_local), and the blocks of minus the Hessian."""
     n_draws, width = len(theta), blocks.width
     points = theta if width == 1 else np.repeat(theta, width, axis=0)
-    directions = np.tile(blocks.directions, (n_draws, 1))
-    gradient, products = guide.slopes(points, directions)
+    gradient, products = guide.slopes(points, np.tile(blocks.directions, (n_draws, 1)))
     return gradient[::width, blocks.coordinates], blocks.matrices(-products.reshape(n_draws, width, theta.shape[1]))
 
 
@@ -297,30 +212,28 @@ def _advance(
     slope, precisions = _evaluate(guide, blocks, trial)
     with np.errstate(all="ignore"):
         before, after = blocks.sums(search.slope[active] * step), blocks.sums(slope * step)
-        finite = np.isfinite(after) & blocks.joined([np.isfinite(m).all(axis=(-2, -1)) for m in precisions])
-        _, definite = scales_of(blocks, precisions, raised=False)
+        finite = np.isfinite(after) & blocks.all_of(np.isfinite(blocks.row_sums(precisions)))
+        _, definite = factors_of(blocks, precisions, raised=False)
         kept = finite & (after >= np.where(definite, -_OVERSHOOT * before, 0.0))
         shrunk = np.where(finite, before / (before - after), 0.0)
     search.fraction[active] = np.where(kept, 1.0, fraction * np.clip(shrunk, 0.1, 0.5))
     keep = kept[:, blocks.block_of]
     search.local[active] = np.where(keep, moved, search.local[active])
     search.slope[active] = np.where(keep, slope, search.slope[active])
-    of_sizes = np.split(kept, np.cumsum([p.shape[1] for p in precisions])[:-1], axis=1)
-    for old, new, part in zip(search.precisions, precisions, of_sizes, strict=True):
-        old[active] = np.where(part[..., None, None], new, old[active])
+    search.precisions[active] = blocks.where(kept, precisions, search.precisions[active])
     _prepare(blocks, search, active, ~kept)
 
 
 def _prepare(blocks: Blocks, search: _ModeSearch, active: NDArray[np.intp], refused: NDArray[np.bool_]) -> None:
     """Find the next step of each block, and whether it needs none."""
-    scales, definite = scales_of(blocks, [p[active] for p in search.precisions], raised=True)
-    whitened = scales.transposed_times(search.slope[active])
+    factor, definite = factors_of(blocks, search.precisions[active], raised=True)
+    whitened = transposed_times(factor, search.slope[active])
     length = np.sqrt(blocks.sums(whitened**2))
     stuck = refused | (length > 0.5 * search.length[active])
     found = definite & ((length < _TOLERANCE) | ((length < _ROUNDING) & stuck))
     search.found[active] |= found
     search.length[active] = length
-    search.step[active] = np.where(search.found[active][:, blocks.block_of], 0.0, scales.times(whitened))
+    search.step[active] = np.where(search.found[active][:, blocks.block_of], 0.0, times(factor, whitened))
 
 
 # --- local coordinates relative to their conditional mode and curvature, given the global ones [1]_ ---
@@ -336,8 +249,8 @@ def _prepare(blocks: Blocks, search: _ModeSearch, active: NDArray[np.intp], refu
 #    Statistical Society, Series B, 83. https://doi.org/10.1111/rssb.12399
 
 
-#: Half of the distance of a difference, in units of the scale: the errors of its terms beyond the first, about its
-#: square over six, and of rounding, are then both about 1e-9.
+#: Half of the distance of a difference, in standard deviations of the draws: the errors of its terms beyond the first,
+#: about its square over six, and of rounding, are then both about 1e-9.
 _RELATIVE = 1e-4
 #: Global coordinates up to which the way of the modes with each is found, for better starts.
 _MOST_SLOPES = 64
@@ -366,7 +279,7 @@ class Conditional:
     >>> from pymc_ngvi.families.gaussian import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
-    >>> from pymc_ngvi.reparam import Conditional
+    >>> from pymc_ngvi.methods.reparam import Conditional
     >>> with pm.Model() as model:
     ...     mu = pm.Normal("mu")
     ...     b = pm.Normal("b", mu, 0.5, shape=2)
@@ -377,9 +290,6 @@ class Conditional:
     >>> theta
     array([[1., 1., 2.]])
     """
-
-    #: What files keep: the bits of the next evaluation depend on it.
-    learned = ("centre",)
 
     def __init__(self, guide: GuideFunctions, structure: Partition, centre: Array) -> None:
         self.guide = guide
@@ -392,17 +302,6 @@ class Conditional:
     def n_dim(self) -> int:
         """Number of coordinates."""
         return self.structure.n_dim
-
-    def recentre(self, point: Array) -> None:
-        """Let searches begin at the modes given the global part of ``point``, (n_dim,), where these are found.
-
-        Where the guide has one mode for each block, results stay what they are, to rounding.
-        """
-        modes = self.modes(np.asarray(point, dtype=np.float64)[None])
-        if modes.found[0]:
-            self.centre = modes.theta[0]
-            for name in ("_centre", "_slopes"):
-                self.__dict__.pop(name, None)
 
     def forward(self, phi: Array) -> tuple[Array, Array]:
         """Return theta, (n_draws, n_dim), and log det of the derivative, (n_draws,)."""
@@ -420,7 +319,7 @@ class Conditional:
         points : ndarray, shape (n_draws, n_dim)
             Local coordinates have no effect.
         start : ndarray, shape (n_draws, n_local), optional
-            Local coordinates to begin at, in the order of ``structure.order``. By default they follow from the
+            Local coordinates to begin at, in the order of ``blocks.coordinates``. By default they follow from the
             centre alone, so that equal points have equal modes.
 
         Returns
@@ -437,20 +336,21 @@ class Conditional:
         """Return theta for phi, (n_draws, n_dim), whose modes are known."""
         local = self.blocks.coordinates
         theta = modes.theta.copy()
-        theta[:, local] += modes.scales.times(phi[:, local])
+        theta[:, local] += times(modes.factor, phi[:, local])
         theta[~modes.found] = np.nan
         return theta
 
     def _forward(self, phi: Array) -> tuple[Array, Array]:
         modes = self.modes(phi)
-        return self.at(modes, phi), np.where(modes.found, modes.scales.log_det(), np.nan)
+        return self.at(modes, phi), modes.log_det
 
     def _inverse(self, theta: Array) -> tuple[Array, Array]:
         modes, local = self.modes(theta), self.blocks.coordinates
         phi = theta.copy()
-        phi[:, local] = modes.scales.solve(theta[:, local] - modes.theta[:, local])
+        apart = theta[:, local] - modes.theta[:, local]
+        phi[:, local] = modes.factor.times(apart[:, :, None], transposed=True)[:, :, 0]
         phi[~modes.found] = np.nan
-        return phi, np.where(modes.found, modes.scales.log_det(), np.nan)
+        return phi, modes.log_det
 
     def _in_chunks(self, points: Array, function: Callable[[Array], tuple[Array, Array]]) -> tuple[Array, Array]:
         points = np.asarray(points, dtype=np.float64)
@@ -474,7 +374,7 @@ class Conditional:
             return at_centre
         away = theta[:, self.blocks.border] - centre.theta[:, self.blocks.border]
         whitened = np.clip(away @ self._slopes, -_FARTHEST, _FARTHEST)
-        return at_centre + centre.scales.rows(np.zeros(n_draws, dtype=np.intp)).times(whitened)
+        return at_centre + times(centre.factor[np.zeros(n_draws, dtype=np.intp)], whitened)
 
     @functools.cached_property
     def _centre(self) -> Modes:
@@ -490,44 +390,12 @@ class Conditional:
         # Differences will do for a start.
         ends = self._centre.theta + _RELATIVE * np.concatenate([eye := np.eye(self.n_dim)[border], -eye])
         high, low = np.split(self.guide.slopes(ends, np.zeros_like(ends))[0][:, self.blocks.coordinates], 2)
-        scales = self._centre.scales.rows(np.zeros(len(border), dtype=np.intp))
-        slopes = scales.transposed_times((high - low) / (2.0 * _RELATIVE))
+        factor = self._centre.factor[np.zeros(len(border), dtype=np.intp)]
+        slopes = transposed_times(factor, (high - low) / (2.0 * _RELATIVE))
         return slopes if np.isfinite(slopes).all() else None
 
 
-# --- central differences of gradients: step sizes that suit the scale, and the entries of an arrow-shaped Hessian ---
-
-#: Limits of a scale.
-_LEAST, _MOST = 1e-8, 1e3
-
-
-def arrow_pattern(structure: Partition) -> tuple[Pattern, Callable[[Matrices, Array], Array]]:
-    """Return the pattern of arrow matrices, and what finds their values."""
-    pattern = structure.pattern
-    place = np.full(structure.n_dim, -1, dtype=np.intp)
-    place[structure.border] = np.arange(structure.n_border)
-    below, beside = place[pattern.rows], place[pattern.cols]
-    both, inside = (below >= 0) & (beside >= 0), (below < 0) & (beside < 0)
-    from_row, from_col = below >= 0, (beside >= 0) & (below < 0)
-
-    def values(blocks: Matrices, columns: Array) -> Array:
-        result = np.empty(pattern.n_entries)
-        result[from_row] = columns[below[from_row], pattern.cols[from_row]]
-        result[from_col] = columns[beside[from_col], pattern.rows[from_col]]
-        result[both] = 0.5 * (result[both] + columns[beside[both], pattern.rows[both]])
-        result[inside] = np.concatenate([b.ravel() for b in blocks])[within]
-        return result
-
-    within = structure.in_blocks(pattern.rows[inside], pattern.cols[inside])
-    return pattern, values
-
-
 # --- the log density of a model in the coordinates of a `Conditional`, as a target of a fit ---
-
-#: Evaluations for the modes of a draw, beyond which a closer centre pays.
-_MANY_EVALUATIONS = 4.0
-#: Standard deviations of the draws from which on the centre is far from their mean.
-_FAR = 1.0
 
 
 class ReparametrisedDensity(OfAllData):
@@ -554,7 +422,7 @@ class ReparametrisedDensity(OfAllData):
     >>> from pymc_ngvi.families.gaussian import Partition
     >>> from pymc_ngvi.density import LogDensity
     >>> from pymc_ngvi.density.conditional import GuideFunctions
-    >>> from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
+    >>> from pymc_ngvi.methods.reparam import Conditional, ReparametrisedDensity
     >>> with pm.Model() as model:
     ...     mu = pm.Normal("mu")
     ...     b = pm.Normal("b", mu, 0.5, shape=2)
@@ -567,20 +435,23 @@ class ReparametrisedDensity(OfAllData):
     """
 
     has_hessian = True  # it needs more than second derivatives
-    #: What files keep: the bits of the next evaluation depend on it.
-    learned = ("transform", "_scales", "_knows_scales", "_usual_evaluations")
 
     def __init__(self, density: LogDensity, transform: Conditional) -> None:
         self.density, self.n_dim = density, density.n_dim
         self.transform = transform
         self.n_gradients = self.n_hessians = 0
-        self.pattern, self._recover = arrow_pattern(transform.structure)
-        # Of the global coordinates: conditional standard deviations, which say how far differences go.
-        self._scales, self._knows_scales = np.ones(len(transform.blocks.border)), False
-        guide = transform.guide
+        guide, structure, blocks = transform.guide, transform.structure, transform.blocks
         exact = guide.is_exact and guide.density is density
-        self._second = guide if exact else GuideFunctions(density, transform.structure, order=2)
-        self._usual_evaluations = 0.0
+        self._second = guide if exact else GuideFunctions(density, structure, order=2)
+        # The entries of the Hessian among its products with the directions of blocks, and its rows at the border.
+        self.pattern = structure.pattern
+        line = np.full(self.n_dim, -1)
+        line[blocks.coordinates], line[blocks.border] = blocks.member, blocks.width + np.arange(structure.n_border)
+        rows, cols = self.pattern.rows, self.pattern.cols
+        by_row = line[rows] >= blocks.width
+        of_col = (line[cols] >= blocks.width) | ~by_row
+        self._entries = (np.where(by_row, line[rows], line[cols]), np.where(by_row, cols, rows))
+        self._again = (np.where(of_col, line[cols], line[rows]), np.where(of_col, rows, cols))
 
     # --- evaluation ---
 
@@ -590,20 +461,9 @@ class ReparametrisedDensity(OfAllData):
         At draws whose modes are not found, log p is -inf and the gradient NaN.
         """
         self.n_gradients += len(phi)
-        logp, grad, n_evaluations = np.empty(len(phi)), np.empty(phi.shape), 0
+        logp, grad = np.empty(len(phi)), np.empty(phi.shape)
         for rows in self.transform.batches(len(phi)):
-            modes = self.transform.modes(phi[rows])
-            logp[rows], grad[rows] = self._logp_grad(phi[rows], modes)
-            n_evaluations += modes.n_evaluations
-        per_draw = n_evaluations / max(len(phi), 1)
-        finite = phi[np.isfinite(phi).all(axis=1)]
-        longer = per_draw > self._usual_evaluations + 1.0
-        if per_draw > _MANY_EVALUATIONS and len(phi) > 1 and (longer or self._is_far(finite)):
-            if len(finite):
-                self.transform.recentre(finite.mean(axis=0))
-            self._usual_evaluations = np.inf  # the next call says
-        elif np.isinf(self._usual_evaluations):
-            self._usual_evaluations = per_draw
+            logp[rows], grad[rows] = self._logp_grad(phi[rows], self.transform.modes(phi[rows]))
         return logp, grad
 
     def _logp_grad(self, phi: Array, modes: Modes) -> tuple[Array, Array]:
@@ -612,33 +472,34 @@ class ReparametrisedDensity(OfAllData):
         The curvature has the adjoint M = -L S L^T, with S the symmetric part of the lower triangle that the local
         gradient and the log determinant give; the modes have that of b, and the derivative of <M, -f_bb> by them.
         """
-        blocks, scales, guide = self.transform.blocks, modes.scales, self.transform.guide
+        blocks, factor, guide = self.transform.blocks, modes.factor, self.transform.guide
         local, border = blocks.coordinates, blocks.border
         theta = self.transform.at(modes, phi)
         logp, grad = self.density.logp_grad(np.where(modes.found[:, None], theta, self.density.initial_point()))
         with np.errstate(invalid="ignore", over="ignore"):
             b_grad = grad[:, local]
             result = np.empty_like(grad)
-            result[:, local] = whitened = scales.transposed_times(b_grad)
-            adjoint = scales.congruence(blocks.halves(whitened, phi[:, local]))
+            result[:, local] = whitened = transposed_times(factor, b_grad)
+            b, rows, cols = phi[:, local], blocks.rows, blocks.cols  # the later coordinate of a pair is the column
+            half = blocks.panels(0.5 * (whitened[:, cols] * b[:, rows] + (rows == cols)))
+            products = symmetric_times(blocks.fronts, half, factor.solve(self._directions(len(phi))))
+            adjoint = factor.solve(products, transposed=True)
             points = np.repeat(modes.theta, blocks.width, axis=0)
             lefts = np.tile(blocks.directions, (len(phi), 1))
-            third = guide.third(points, lefts, blocks.columns(adjoint))
+            third = guide.third(points, lefts, blocks.columns(adjoint).reshape(len(points), -1))
             third = third.reshape(len(phi), blocks.width, -1).sum(axis=1)
             implicit = np.zeros_like(grad)
-            implicit[:, local] = scales.covariance_times(b_grad + third[:, local])
+            implicit[:, local] = times(factor, transposed_times(factor, b_grad + third[:, local]))
             through = guide.through(modes.theta, implicit)
         result[:, border] = grad[:, border] + third[:, border] + through[:, border]
         result[~modes.found] = np.nan
-        return np.where(modes.found, logp + scales.log_det(), -np.inf), result
+        return np.where(modes.found, logp + modes.log_det, -np.inf), result
 
-    def _is_far(self, phi: Array) -> bool:
-        """Tell whether the centre is far from draws: where a step that was too long has led, for instance."""
-        border = self.transform.blocks.border
-        if len(phi) < 2 or np.isinf(self._usual_evaluations):
-            return False
-        apart = np.abs(phi[:, border].mean(axis=0) - self.transform.centre[border])
-        return bool((apart > _FAR * phi[:, border].std(axis=0)).any())
+    def _directions(self, n_draws: int) -> Array:
+        """Return a direction for each number in a block, (n_draws, n_local, width)."""
+        blocks = self.transform.blocks
+        directions = blocks.directions[:, blocks.coordinates].T
+        return np.broadcast_to(directions, (n_draws, *directions.shape))
 
     # --- second derivatives ---
 
@@ -649,54 +510,40 @@ class ReparametrisedDensity(OfAllData):
     def hessian_values(self, phi: Array) -> Array:
         """Return the mean over draws of the Hessian in the entries of ``pattern``, (n_entries,)."""
         self.n_hessians += len(phi)
-        if not self._knows_scales:  # before the first differences that count
-            self._learn_scales(self._differences(phi[:1], self.transform.modes(phi[:1]))[1])
-        parts = []
+        spread = phi[:, self.transform.blocks.border].std(axis=0)
+        lengths = _RELATIVE * np.where(np.isfinite(spread) & (spread > 0.0), spread, 1.0)
+        total = np.zeros((self.transform.blocks.width + len(lengths), self.n_dim))
         for rows in self.transform.batches(len(phi)):
             modes = self.transform.modes(phi[rows])
-            parts.append((self._local_blocks(phi[rows], modes), *self._differences(phi[rows], modes)))
-        blocks, columns, curvatures = zip(*parts, strict=True)
-        self._learn_scales(np.concatenate(curvatures))
-        sums = [np.sum(of_size, axis=0) / len(phi) for of_size in zip(*blocks, strict=True)]
-        return self._recover(sums, np.sum(columns, axis=0) / len(phi))
+            total += np.concatenate(
+                [self._local_blocks(phi[rows], modes), self._differences(phi[rows], modes, lengths)]
+            )
+        return 0.5 * (total[self._entries] + total[self._again]) / len(phi)
 
-    def _learn_scales(self, curvatures: Array) -> None:
-        """Learn scales of the global coordinates from second derivatives at some draws, (n_draws, n_border)."""
-        finite = np.isfinite(curvatures)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            squares = np.where(finite, curvatures, 0.0) ** 2
-            scales = (squares.sum(axis=0) / finite.sum(axis=0)) ** -0.25
-        known = np.isfinite(scales) & finite.any(axis=0)
-        self._scales = np.where(known, np.clip(scales, _LEAST, _MOST), self._scales)
-        self._knows_scales = True
-
-    def _local_blocks(self, phi: Array, modes: Modes) -> Matrices:
-        """Return the sum over draws of the blocks of the Hessian, L^T f_bb L: (n_blocks, k, k) for each size k."""
-        blocks = self.transform.blocks
+    def _local_blocks(self, phi: Array, modes: Modes) -> Array:
+        """Return the sum over draws of the blocks of the Hessian, L^T f_bb L, as columns, (width, n_dim)."""
+        blocks, factor = self.transform.blocks, modes.factor
         theta = np.repeat(self.transform.at(modes, phi), blocks.width, axis=0)
         _, products = self._second.slopes(theta, np.tile(blocks.directions, (len(phi), 1)))
         with np.errstate(invalid="ignore", over="ignore"):
             matrices = blocks.matrices(products.reshape(len(phi), blocks.width, -1))
-            return [m.sum(axis=0) for m in modes.scales.congruence(matrices, transposed=True)]
+            right = factor.solve(self._directions(len(phi)), transposed=True)
+            return blocks.columns(factor.solve(symmetric_times(blocks.fronts, matrices, right))).sum(axis=0)
 
-    def _differences(self, phi: Array, modes: Modes) -> tuple[Array, Array]:
-        """Return the sum over draws of the rows of the Hessian at global coordinates, and their curvatures by draw."""
+    def _differences(self, phi: Array, modes: Modes, lengths: Array) -> Array:
+        """Return the sum over draws of the rows of the Hessian at global coordinates, (n_border, n_dim)."""
         border, n_draws = self.transform.blocks.border, len(phi)
-        lengths = _RELATIVE * self._scales
-        rows, curvatures = np.zeros((len(border), self.n_dim)), np.zeros((n_draws, len(border)))
-        start = modes.theta[:, self.transform.blocks.coordinates]
+        rows, start = np.zeros((len(border), self.n_dim)), modes.theta[:, self.transform.blocks.coordinates]
         size = 2 * max(1, CACHED // (2 * self.n_dim * self.transform.blocks.width))
         for begin in range(0, 2 * len(border) * n_draws, size):
             index = np.arange(begin, min(begin + size, 2 * len(border) * n_draws))
             which, draw, sign = index // 2 // n_draws, index // 2 % n_draws, 1 - 2 * (index % 2)
-            points, at = phi[draw], (np.arange(len(index)), border[which])
-            points[at] += sign * lengths[which]
+            points = phi[draw]
+            points[np.arange(len(index)), border[which]] += sign * lengths[which]
             # Not from where searches begin otherwise: both sides of a difference should be at the same mode.
             _, grad = self._logp_grad(points, self.transform.modes(points, start[draw]))
-            terms = grad * (0.5 * sign / lengths[which])[:, None]
-            np.add.at(rows, which, terms)
-            np.add.at(curvatures, (draw, which), terms[at])
-        return rows, curvatures
+            np.add.at(rows, which, grad * (0.5 * sign / lengths[which])[:, None])
+        return rows
 
 
 # --- from a model and a word to the reparametrised density ---

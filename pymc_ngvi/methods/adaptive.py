@@ -22,17 +22,15 @@ from pymc_ngvi.core.types import (
     BaseDraws,
     Density,
     Evaluation,
-    GaussianState,
     MatrixHessian,
     MeanHessian,
-    Moments,
     PatternHessian,
     StepRule,
-    Update,
     VariationalState,
 )
-from pymc_ngvi.estimators import Estimator, in_full_metric
-from pymc_ngvi.steps.schedule import (
+from pymc_ngvi.families.gaussian import AnyGaussian
+from pymc_ngvi.methods.estimators import Estimator, Moments, Update, in_full_metric
+from pymc_ngvi.methods.schedule import (
     MAX_CURVATURE_ERROR,
     NEAR_NATS,
     ROUNDING,
@@ -124,7 +122,7 @@ class Tools(NamedTuple):
     fresh: BaseDraws
 
 
-def lost_scales(target: Density, q: GaussianState) -> list[NDArray[np.intp]]:
+def lost_scales(target: Density, q: AnyGaussian) -> list[NDArray[np.intp]]:
     """Return the coordinates of scales that follow q instead of the data, those in one array to be moved together.
 
     It takes one Hessian, and none for a target that does not tell which coordinates are logarithms of positive
@@ -147,7 +145,7 @@ def lost_scales(target: Density, q: GaussianState) -> list[NDArray[np.intp]]:
     return groups
 
 
-def recovered(tools: Tools, q: GaussianState) -> GaussianState | None:
+def recovered(tools: Tools, q: AnyGaussian) -> AnyGaussian | None:
     """Return a state of higher ELBO in which scales were moved; None where there is none."""
     groups = lost_scales(tools.target, q)
     if not groups:
@@ -163,8 +161,8 @@ def recovered(tools: Tools, q: GaussianState) -> GaussianState | None:
 
 
 def _climb(
-    tools: Tools, q: GaussianState, best: Evaluation, index: NDArray[np.intp], stride: float
-) -> tuple[GaussianState, Evaluation]:
+    tools: Tools, q: AnyGaussian, best: Evaluation, index: NDArray[np.intp], stride: float
+) -> tuple[AnyGaussian, Evaluation]:
     """Move some scales by strides for as long as the ELBO rises on draws that the others were not fitted to."""
     origin, sd = q.mean()[index], q.sd()[index]
     trial = q
@@ -186,7 +184,7 @@ def _is_better(new: Evaluation, old: Evaluation) -> bool:
     return bool(gain > max(_LEAST_GAIN, _N_SE_OF_GAIN * se))
 
 
-def _fitted(tools: Tools, given: Conditioned, q: GaussianState) -> GaussianState:
+def _fitted(tools: Tools, given: Conditioned, q: AnyGaussian) -> AnyGaussian:
     """Return the state after a few natural steps given some coordinates."""
     evaluation = tools.estimator.evaluate(given, q, tools.base)
     for _ in range(_MOST_STEPS):
@@ -209,7 +207,7 @@ def _fitted(tools: Tools, given: Conditioned, q: GaussianState) -> GaussianState
     return q
 
 
-def _stepped(update: Update, q: GaussianState, moments: Moments, rho: float) -> GaussianState | None:
+def _stepped(update: Update, q: AnyGaussian, moments: Moments, rho: float) -> AnyGaussian | None:
     return update(q, moments, rho, True)
 
 
@@ -251,20 +249,20 @@ class Pair(NamedTuple):
     change: Array
 
 
-def natural_gradient(state: GaussianState, moments: Moments) -> Array:
+def natural_gradient(state: AnyGaussian, moments: Moments) -> Array:
     """Return the natural gradient in coordinates in which its squared length is twice the gap, (n_params,)."""
-    return np.concatenate([moments.grad, state.flat(state.curvature_error(moments.curvature)) / np.sqrt(2.0)])
+    return np.concatenate([moments.grad, state.flat(state.add_to_diagonal(moments.curvature, -1.0)) / np.sqrt(2.0)])
 
 
-def moments_of(state: GaussianState, moments: Moments, direction: Array) -> Moments:
+def moments_of(state: AnyGaussian, moments: Moments, direction: Array) -> Moments:
     """Return moments whose natural gradient is ``direction``: the inverse of `natural_gradient`."""
     n_dim = len(moments.grad)
     error = state.unflat(np.sqrt(2.0) * direction[n_dim:])
-    identity = moments.curvature - state.curvature_error(moments.curvature)
+    identity = moments.curvature - state.add_to_diagonal(moments.curvature, -1.0)
     return replace(moments, grad=direction[:n_dim], curvature=identity + error)
 
 
-def trusted(pair: Pair, q: GaussianState) -> bool:
+def trusted(pair: Pair, q: AnyGaussian) -> bool:
     """Tell whether a pair measures a curvature that can be used."""
     product = q.inner(pair.step, pair.change)
     step_square, change_square = q.inner(pair.step, pair.step), q.inner(pair.change, pair.change)
@@ -385,7 +383,7 @@ class Growth:
 class AdaptiveState(ScheduleState):
     """What one iteration hands to the next: what every schedule does, and what follows."""
 
-    q: GaussianState
+    q: AnyGaussian
     evaluation: Evaluation
     moments: Moments
     #: To be tried next on a fixed set.
@@ -406,18 +404,18 @@ NEAR_ERROR, NEAR_NATS_PER_DIM = 0.6, 0.01
 _TAME_NATS = 10.0
 
 
-def is_near(q: GaussianState, moments: Moments, gap: float) -> bool:
+def is_near(q: AnyGaussian, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near the optimum: in nats, and by the whitened errors of means and scales."""
     largest = np.max(np.abs([moments.grad, q.curvature_diagonal(moments.curvature) - 1.0]), initial=0.0)
     return bool(gap < near(q) and largest < NEAR_ERROR)
 
 
-def near(q: GaussianState) -> float:
+def near(q: AnyGaussian) -> float:
     """Return the nats below which a state counts as near the optimum."""
     return max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim))
 
 
-def secants_serve(q: GaussianState, moments: Moments, gap: float) -> bool:
+def secants_serve(q: AnyGaussian, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
     if not q.exact_metric:
         return gap < _TAME_NATS + float(q.n_dim)
@@ -440,12 +438,12 @@ _LEAST_CORRECTED = 0.01
 _RECOVERY_LEVEL = 6 * ASSESSMENT
 
 
-class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[GaussianState, AdaptiveState]):
+class Adaptive(Schedule[AdaptiveState, AnyGaussian, Evaluation], StepRule[AnyGaussian, AdaptiveState]):
     """Second-order steps of a Gaussian that need no learning rate; the parameters are those of `Schedule`."""
 
     # --- verbs of the loop ----------------------------------------------------------------------------------------
 
-    def init(self, q: GaussianState) -> AdaptiveState:
+    def init(self, q: AnyGaussian) -> AdaptiveState:
         """Return the state before the first iteration."""
         base, evaluation = self._at(q, 0, self._n_draws)
         moments = self._estimator.moments(self._target, q, base, evaluation, stl=self._stl)
@@ -542,7 +540,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
 
     # --- steps on a fixed set -------------------------------------------------------------------------------------
 
-    def _found(self, state: AdaptiveState) -> tuple[AdaptiveState, Step[GaussianState, Evaluation] | Failure]:
+    def _found(self, state: AdaptiveState) -> tuple[AdaptiveState, Step[AnyGaussian, Evaluation] | Failure]:
         direction, moments = self._corrected(state)
         corrected = moments is not state.moments
         step = self._line_search(state, moments, 1.0 if corrected else state.next_step_size)
@@ -557,7 +555,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
 
     def _line_search(
         self, state: AdaptiveState, moments: Moments, first: float
-    ) -> Step[GaussianState, Evaluation] | Failure:
+    ) -> Step[AnyGaussian, Evaluation] | Failure:
         """Shorten the step until the ELBO on the current draws does not fall and no more draws are lost."""
         return search(
             lambda rho: self._update(state.q, moments, rho, True),
@@ -587,7 +585,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         return gradient, state.moments
 
     def _learned(
-        self, state: AdaptiveState, moved: AdaptiveState, step: Step[GaussianState, Evaluation]
+        self, state: AdaptiveState, moved: AdaptiveState, step: Step[AnyGaussian, Evaluation]
     ) -> AdaptiveState:
         new = self._measured(moved)
         if step.direction is None or not secants_serve(state.q, state.moments, state.moments.gap):

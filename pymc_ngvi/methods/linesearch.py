@@ -9,7 +9,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -25,14 +25,12 @@ from pymc_ngvi.core.types import (
     Bends,
     BentRowsTarget,
     Evaluation,
-    GaussianState,
-    Moments,
     RowRules,
     RowsTarget,
     Target,
 )
-from pymc_ngvi.estimators import ExactEvaluation
-from pymc_ngvi.steps.adaptive import (
+from pymc_ngvi.families.gaussian import AnyGaussian
+from pymc_ngvi.methods.adaptive import (
     N_PAIRS,
     Growth,
     Pair,
@@ -42,7 +40,8 @@ from pymc_ngvi.steps.adaptive import (
     near,
     trusted,
 )
-from pymc_ngvi.steps.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
+from pymc_ngvi.methods.estimators import ExactEvaluation, Moments
+from pymc_ngvi.methods.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
 # A natural step assumes that expected derivatives of rows stay what they are. Where priors are so wide that the rows
@@ -79,7 +78,7 @@ class Newton:
     """A step of Newton from a Gaussian."""
 
     #: With a dense covariance.
-    q: GaussianState
+    q: AnyGaussian
     #: Whitened by it.
     moments: Moments
     #: That are not quadratic; shape (n,).
@@ -105,7 +104,7 @@ class Newton:
         result[self.rows] = self._moved(rho)
         return result
 
-    def propose(self, rho: float) -> GaussianState | None:
+    def propose(self, rho: float) -> AnyGaussian | None:
         """Return the state after a step of a size, or None where that is none."""
         beyond = self._moved(rho) - self.sites[self.rows] - rho * self.excess[self.rows]
         matrix = self.q.add_to_diagonal(rho * self.moments.curvature, 1.0 - rho)
@@ -124,7 +123,7 @@ class Newton:
 
 
 def newton(
-    target: BentRowsTarget, q: GaussianState, moments: Moments, bends: Bends | None, sites: Array | None
+    target: BentRowsTarget, q: AnyGaussian, moments: Moments, bends: Bends | None, sites: Array | None
 ) -> Newton | None:
     """Return the step of Newton from a Gaussian."""
     if bends is None or not q.exact_metric or moments.curvature.shape != (q.n_dim, q.n_dim):
@@ -218,7 +217,7 @@ ROUNDING = 1e-12
 class LineSearchState:
     """What one iteration hands to the next."""
 
-    q: GaussianState
+    q: AnyGaussian
     elbo: float
     moments: Moments
     #: By which the ELBO was taken; None where it is not finite.
@@ -260,31 +259,27 @@ class LineSearchState:
         return max(self.moments.gap, self.left) if np.isfinite(self.left) else self.moments.gap
 
 
-class _Found(NamedTuple):
-    """A step that was accepted, the nats gained, and whether log p is finite at what was tried before."""
-
-    step: Step[GaussianState, ExactEvaluation]
-    gain: float
-    all_finite: bool
+#: A step of a line search.
+type _Step = Step[AnyGaussian, ExactEvaluation]
 
 
 class LineSearch(ExactRule[Target, LineSearchState]):
     """Natural steps that never lower an exact ELBO; see `StepRule` for the parameters."""
 
     #: A state that was tried as a start, and what is known of it.
-    _best_start: tuple[GaussianState, ExactEvaluation] | None = None
+    _best_start: tuple[AnyGaussian, ExactEvaluation] | None = None
 
-    def first_evaluation(self, q: GaussianState) -> Evaluation:
+    def first_evaluation(self, q: AnyGaussian) -> Evaluation:
         """Evaluate a starting state; what is found of the best one serves `init`."""
         evaluation = self._estimator.by_rules(self._target, q)
         if self._best_start is None or evaluation.elbo > self._best_start[1].elbo:
             self._best_start = q, evaluation
         return evaluation
 
-    def init(self, q: GaussianState) -> LineSearchState:
+    def init(self, q: AnyGaussian) -> LineSearchState:
         """Return the state before the first iteration."""
         none = np.zeros(q.n_dim)
-        nothing = Moments(none, none, none, none, np.inf, floor=0.0, floor_sd=0.0)
+        nothing = Moments(none, none, none, none, gap=np.inf, floor=0.0, floor_sd=0.0)
         start, self._best_start = self._best_start, None
         known = start[1] if start is not None and start[0] is q else None
         return self._anew(LineSearchState(q, -np.inf, nothing, growth=Growth(first=q.sd(), exact=True)), known)
@@ -318,14 +313,14 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             direction = correct(state.pairs, gradient, state.q.inner)
             slope = state.q.inner(direction, gradient)
             found = self._search(state, direction, slope) if slope > 0.0 else Failure.NOT_ACCEPTED
-            if not isinstance(found, Failure) and found.gain >= _LEAST_RATIO * found.step.size * slope:
+            if not isinstance(found, Failure) and found.gain >= _LEAST_RATIO * found.size * slope:
                 return self._moved(state, found, gradient, slope)
         state = replace(state, pairs=())
         slope = 2.0 * state.moments.gap
         found = self._search(state, gradient, slope)
         if not isinstance(found, Failure):
             moved = self._moved(state, found, gradient, slope)
-            rho = found.step.size
+            rho = found.size
             bent = state.bent or (found.all_finite and rho < min(1.0, state.next_step_size))
             return replace(moved, sites=_mixed(state, rho), bent=bent)
         if np.isnan(state.error):
@@ -352,7 +347,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             again = None if anew is state or np.isnan(anew.error) else self._newton(anew)
             return None if again is None else self._by_newton(anew, again)
         n_newton = state.n_newton - (not found.all_finite)
-        return replace(self._arrived(state, found), sites=known.sites_after(found.step.size), n_newton=n_newton)
+        return replace(self._arrived(state, found), sites=known.sites_after(found.size), n_newton=n_newton)
 
     def terminate(self, state: LineSearchState) -> Status | None:
         """Return why to stop, or None to go on."""
@@ -388,10 +383,10 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             return state.gap < max(self._tolerance.least(state.q), known)
         return max(state.gap, state.gain) < _PART * self._tolerance.least(state.q)
 
-    def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Found | Failure:
+    def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Step | Failure:
         """Go along a direction as far as the ELBO does not fall."""
 
-        def propose(rho: float) -> GaussianState | None:
+        def propose(rho: float) -> AnyGaussian | None:
             # Beyond a full step, the direction is longer, not the part of the old precision that is left negative.
             moments = moments_of(state.q, state.moments, max(rho, 1.0) * direction)
             return self._update(state.q, moments, min(rho, 1.0), rho <= 1.0)
@@ -399,19 +394,19 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         found = self._along(state, propose, slope, state.next_step_size)
         if isinstance(found, Failure):
             return found
-        return found._replace(step=found.step._replace(direction=found.step.size * direction))
+        return found._replace(direction=found.size * direction)
 
     def _along(
         self,
         state: LineSearchState,
-        propose: Callable[[float], GaussianState | None],
+        propose: Callable[[float], AnyGaussian | None],
         slope: float,
         first: float,
         most_trials: int = MAX_TRIALS,
-    ) -> _Found | Failure:
+    ) -> _Step | Failure:
         least, are_finite = state.elbo - ROUNDING * (1.0 + abs(state.elbo)), list[bool]()
 
-        def evaluate(q: GaussianState) -> ExactEvaluation:
+        def evaluate(q: AnyGaussian) -> ExactEvaluation:
             evaluation = self._estimator.by_rules(self._target, q, state.rules, adapt=True, least=least)
             are_finite.append(bool(evaluation.finite.all()))
             return evaluation
@@ -422,25 +417,23 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         found = search(propose, evaluate, accepts, elbo=state.elbo, slope=slope, first=first, most_trials=most_trials)
         if isinstance(found, Failure):
             return found
-        return _Found(found, found.evaluation.elbo - state.elbo, all(are_finite))
+        return found._replace(gain=found.evaluation.elbo - state.elbo, all_finite=all(are_finite))
 
-    def _moved(self, state: LineSearchState, found: _Found, gradient: Array, slope: float) -> LineSearchState:
-        step, gain = found.step, found.gain
-        new = self._arrived(state, found)
+    def _moved(self, state: LineSearchState, step: _Step, gradient: Array, slope: float) -> LineSearchState:
+        new = self._arrived(state, step)
         after = natural_gradient(step.q, new.moments)
         pairs = state.pairs
         if step.direction is not None and (not state.q.exact_metric or state.moments.gap < near(state.q)):
             pair = Pair(step.direction, gradient - after)
             pairs = (*pairs, pair)[-N_PAIRS:] if trusted(pair, state.q) else pairs
         # A quadratic whose curvature is the metric's gains half of what its slope promises; more tells of a plateau.
-        is_flat = gain > _FLAT * step.size * slope
+        is_flat = step.gain > _FLAT * step.size * slope
         longest = _LONGEST if is_flat and step.size >= 1.0 else 1.0
         left = 0.5 * step.q.inner(after, correct(pairs, after, step.q.inner))
         return replace(new, next_step_size=min(longest, 2.0 * step.size), pairs=pairs, left=left)
 
-    def _arrived(self, state: LineSearchState, found: _Found) -> LineSearchState:
+    def _arrived(self, state: LineSearchState, step: _Step) -> LineSearchState:
         """Return the state after a step, with nothing learned from it."""
-        step, gain = found.step, found.gain
         expectation = step.evaluation.expectation
         moments = self._estimator.moments(self._target, step.q, NO_DRAWS, step.evaluation)
         return replace(
@@ -453,8 +446,8 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             step_size=step.size,
             pairs=(),
             left=moments.gap,
-            gain=gain,
-            idle=0 if gain > ROUNDING * (1.0 + abs(state.elbo)) else state.idle + 1,
+            gain=step.gain,
+            idle=0 if step.gain > ROUNDING * (1.0 + abs(state.elbo)) else state.idle + 1,
             stalled=False,
             growth=state.growth.after(step.q),
             bends=expectation.bends,

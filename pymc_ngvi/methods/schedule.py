@@ -31,17 +31,25 @@ from pymc_ngvi.core.types import (
     Assessment,
     BaseDraws,
     Density,
-    Direction,
     Evaluation,
     FittedState,
-    GaussianState,
-    Moments,
     RuleState,
     StepRule,
     Target,
-    Update,
 )
-from pymc_ngvi.estimators import SEEN, Estimator, Quadrature, in_full_metric, price, stein
+from pymc_ngvi.families.gaussian import AnyGaussian
+from pymc_ngvi.methods.estimators import (
+    SEEN,
+    Direction,
+    Estimator,
+    Moments,
+    Nats,
+    Quadrature,
+    Update,
+    in_full_metric,
+    price,
+    stein,
+)
 
 # --- how many nats a converged fit may have left: the one meaning of ``tol`` ---
 
@@ -100,22 +108,6 @@ class Tolerance:
 _MODEL_ERROR = 0.3
 #: Standard deviations between prediction and measurement beyond which the prediction counts for nothing.
 _SURPRISE = 3.0
-
-
-class Nats(Protocol):
-    """What is left to gain, as one set of draws has it."""
-
-    @property
-    def gap(self) -> float:
-        """Half the squared length of the natural gradient."""
-
-    @property
-    def floor(self) -> float:
-        """What noise alone would make it."""
-
-    @property
-    def floor_sd(self) -> float:
-        """Standard deviation of the difference at the optimum."""
 
 
 @stored("adaptive.belief")
@@ -255,6 +247,9 @@ class Step[Q, E](NamedTuple):
     size: float
     #: The natural gradient that was followed, for a rule that learns from it; shape (n_params,), or None.
     direction: Array | None = None
+    #: Nats gained, and whether log p is finite at all that was tried before, for a rule that asks.
+    gain: float = np.nan
+    all_finite: bool = True
 
 
 # --- back-tracking: shorten a step until it is good enough ---
@@ -651,7 +646,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 
 
-class ExactRule[T, S: RuleState](StepRule[GaussianState, S]):
+class ExactRule[T, S: RuleState](StepRule[AnyGaussian, S]):
     """A step rule on an ELBO without noise; on a target T; see `StepRule` for the parameters.
 
     Raises
@@ -696,7 +691,7 @@ _LOWEST = -1e200
 
 
 def has_diverged(
-    q: GaussianState, evaluation: Evaluation, units: NDArray[np.intp], first_elbo: float, *, on_batches: bool = False
+    q: AnyGaussian, evaluation: Evaluation, units: NDArray[np.intp], first_elbo: float, *, on_batches: bool = False
 ) -> bool:
     """Tell whether a fit ended far below its start.
 
@@ -719,7 +714,7 @@ def has_diverged(
     return not elbos or bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
 
 
-def is_kinked(q: GaussianState, base: BaseDraws, evaluation: Evaluation, moments: Moments) -> bool:
+def is_kinked(q: AnyGaussian, base: BaseDraws, evaluation: Evaluation, moments: Moments) -> bool:
     """Tell whether gradients show a curvature that Hessians miss: that of kinks, where log p has no Hessian.
 
     By Stein's identity the diagonal of A is 1 - E[w z] with w = C^T grad log p + z, kinks included.
@@ -760,7 +755,7 @@ class Measured(NamedTuple):
 UNKNOWN_GAP = Measured(np.nan, np.inf)
 
 
-def measured_gap(target: Target, q: GaussianState, rng: np.random.Generator, *, second_order: bool) -> Measured:
+def measured_gap(target: Target, q: AnyGaussian, rng: np.random.Generator, *, second_order: bool) -> Measured:
     """Measure the gap of a state on fresh draws.
 
     With Hessians where the fit has used them, or where they add little to what it has cost. They miss kinks: where
@@ -778,7 +773,7 @@ def measured_gap(target: Target, q: GaussianState, rng: np.random.Generator, *, 
 
 def measured_at(
     target: Target,
-    q: GaussianState,
+    q: AnyGaussian,
     base: BaseDraws,
     evaluation: Evaluation,
     estimator: Estimator,

@@ -30,18 +30,17 @@ from pymc_ngvi.core.types import (
     Evaluation,
     GaussianState,
     MeanHessian,
-    Moments,
     Outer,
     StepRule,
     Target,
-    Update,
     WhitenedHessian,
     Whitener,
 )
-from pymc_ngvi.estimators import Estimator
+from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.steps.adaptive import Adaptive, AdaptiveState
-from pymc_ngvi.steps.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step, is_kinked
+from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
+from pymc_ngvi.methods.estimators import Estimator, Moments, Nats, Update
+from pymc_ngvi.methods.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step, is_kinked
 
 # --- where components may begin: at modes of log p found from dispersed points, and where q has too little mass ---
 
@@ -66,8 +65,8 @@ _LIGHT, _HEAVY = 0.02, 0.5
 
 
 def modes(
-    density: Density, around: GaussianState, extra: Array, rng: np.random.Generator, n_most: int
-) -> tuple[list[GaussianState], Array]:
+    density: Density, around: AnyGaussian, extra: Array, rng: np.random.Generator, n_most: int
+) -> tuple[list[AnyGaussian], Array]:
     """Look for modes of log p from dispersed points, and make a component of each."""
     # A start that was shrunk, so that a single Gaussian has a good one, is no place to look around from.
     around = around.with_scale(around.location, np.maximum(around.sd(), _LEAST_START))
@@ -81,11 +80,11 @@ def modes(
     return [found[i][1] for i in order], log_mass[order]
 
 
-def distinct(
-    ends: Array, logp: Array, make: Callable[[int], GaussianState | None], most: int
-) -> tuple[list[tuple[int, GaussianState]], NDArray[np.intp]]:
+def distinct[Q: GaussianState](
+    ends: Array, logp: Array, make: Callable[[int], Q | None], most: int
+) -> tuple[list[tuple[int, Q]], NDArray[np.intp]]:
     """Return the ends that no higher one is near, with Gaussians about them, and which of them each end is."""
-    found, which = list[tuple[int, GaussianState]](), np.full(len(ends), -1)
+    found, which = list[tuple[int, Q]](), np.full(len(ends), -1)
     for i in np.argsort(-logp)[: np.isfinite(logp).sum()]:
         known = next((k for k, (_, about) in enumerate(found) if is_at(about, ends[i])), -1)
         if known < 0 and len(found) < most and (about := make(int(i))) is not None:
@@ -102,8 +101,8 @@ def is_at(component: GaussianState, point: Array) -> bool:
 
 
 def local_component(
-    density: Density, like: GaussianState, point: Array, tightness: tuple[float, float] | None = None
-) -> GaussianState | None:
+    density: Density, like: AnyGaussian, point: Array, tightness: tuple[float, float] | None = None
+) -> AnyGaussian | None:
     """Return a Gaussian about a point with the curvature of log p there, kept within limits."""
     least, most = tightness or (_WIDEST**-2, _NARROWEST**-2)
     here = _moved_to(like, point)
@@ -118,7 +117,7 @@ def local_component(
     return None if scaled is None else scaled[0]
 
 
-def _moved_to(state: GaussianState, point: Array) -> GaussianState:
+def _moved_to(state: AnyGaussian, point: Array) -> AnyGaussian:
     return replace(state, location=np.array(point, dtype=np.float64))
 
 
@@ -243,7 +242,7 @@ class ComponentTarget:
         return [self.component.whitened_precision(c) for c in self.mixture.components]
 
     @property
-    def component(self) -> GaussianState:
+    def component(self) -> AnyGaussian:
         """The component."""
         return self.mixture.components[self.index]
 
@@ -310,16 +309,11 @@ class MixtureEvaluation:
 
 @stored("mixture.moments")
 @dataclass(frozen=True)
-class MixtureMoments:
-    """Whitened moments of each component, and the gap of the mixture."""
+class MixtureMoments(Nats):
+    """Whitened moments of each component, and the gap of the mixture in the Fisher metric of component and draw."""
 
     #: Of the target of each component, whitened by it.
     parts: tuple[Moments, ...]
-    #: Nats that are left, what Monte Carlo noise alone would make them, and the standard deviation of the difference:
-    #: half the squared length of the natural gradient in the Fisher metric of component and draw together.
-    gap: float
-    floor: float
-    floor_sd: float
 
 
 def evaluate_mixture(density: Density, q: MixtureState, base: BaseDraws, estimator: Estimator) -> MixtureEvaluation:
@@ -429,8 +423,8 @@ def moved_within(
 
 
 def _component_within(
-    radius: float, update: Update, component: GaussianState, moments: Moments, rho: float
-) -> GaussianState:
+    radius: float, update: Update, component: AnyGaussian, moments: Moments, rho: float
+) -> AnyGaussian:
     for size in rho * _HALVED:
         new = update(component, moments, size, True)
         if new is not None and new.divergence(component) <= radius:
@@ -466,7 +460,7 @@ class MixtureSteps(ScheduleState):
     evaluation: MixtureEvaluation
     moments: MixtureMoments
     #: The Gaussian that the mixture began from.
-    single: GaussianState | None = None
+    single: AnyGaussian | None = None
     #: Not yet known to pay: once its sets are solved, it waits for a decision.
     is_candidate: bool = True
     #: It does so now.
@@ -515,7 +509,7 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         return mixture_moments(self._target, q, evaluation, self._estimator, stl=self._stl)
 
     def begin(
-        self, q: MixtureState, level: int, single: GaussianState | None, n_draws: int | None = None
+        self, q: MixtureState, level: int, single: AnyGaussian | None, n_draws: int | None = None
     ) -> MixtureSteps | None:
         """Return a mixture on a new set of draws; None where no draw is finite."""
         base = self.base_draws(level, n_draws or self._n_draws)
@@ -580,7 +574,7 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         least = (state.to_beat if state.is_candidate else state.elbo) - self._slack(state)
         return bool(new.n_dropped <= state.evaluation.n_dropped and new.elbo >= least)
 
-    def _is_lost(self, q: MixtureState, single: GaussianState | None) -> bool:
+    def _is_lost(self, q: MixtureState, single: AnyGaussian | None) -> bool:
         if single is None:
             return False
         unit = single.sd()
@@ -659,13 +653,13 @@ class MixtureFit:
     #: What the next step does.
     stage: Stage
     #: The start, from which modes are looked for.
-    start: GaussianState
+    start: AnyGaussian
     #: Of the single Gaussian.
     of_gaussian: AdaptiveState
     #: Of the mixture under way: a candidate, before it is known whether it pays, or the accepted one at the end.
     of_mixture: MixtureSteps | None = None
     #: The single Gaussian, once it is fitted.
-    gaussian: GaussianState | None = None
+    gaussian: AnyGaussian | None = None
     #: The best mixture so far.
     accepted: Accepted | None = None
     #: Names the random stream of the current draws.

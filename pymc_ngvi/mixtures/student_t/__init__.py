@@ -1,1 +1,0 @@
-"""A Student-t: its natural gradients, and the step rule that fits its shape."""
