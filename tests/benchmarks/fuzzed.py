@@ -43,6 +43,8 @@ import pymc_ngvi
 OF_MEAN, OF_SD, N_ERRORS = 0.15, 0.12, 4.0
 #: Points of a grid along each of one to three coordinates, and how often its box is cut to where there is mass.
 POINTS, N_CUTS, NEGLIGIBLE = {1: 801, 2: 121, 3: 49}, 12, 16.0
+#: Coordinates of models that are compared with an ensemble of walkers; these, and their steps before and after a while.
+MOST_OF_ENSEMBLE, N_WALKERS, N_BEFORE, N_STEPS = 12, 240, 400, 1_200
 #: Words of summaries by verdict.
 WORDS = {
     "exact": "Exact up to simulation error", "exact, few draws": "Exact, known to", "reliable": "reliable",
@@ -196,11 +198,16 @@ class Exam:
         known = log_density_of(self.model)(points) if is_seventh else None
         if known is not None and not np.allclose(np.diff(approx.log_p(points)), np.diff(known), rtol=1e-6, atol=1e-6):
             self.faults.append(f"wrong: log p {approx.log_p(points)}, of PyMC {known}")
-        n_dim, reference = points.shape[1], None
+        n_dim, reference, how = points.shape[1], None, ""
         if n_dim in POINTS:
-            reference = on_grid(approx.log_p, points)
+            reference, how = on_grid(approx.log_p, points), "quadrature"
+        elif n_dim <= MOST_OF_ENSEMBLE and approx.checks.is_reliable:
+            reference, how = (
+                by_ensemble(approx.log_p, approx.draw_flat(N_WALKERS, random_seed=4), self.seed),
+                "ensemble",
+            )
         elif nuts and self.seed % nuts == 0 and approx.checks.is_reliable:
-            reference = by_sampling(self.model, self.seed)
+            reference, how = by_sampling(self.model, self.seed), "NUTS"
         if reference is None:
             return ""
         worth = approx.checks.worth
@@ -209,7 +216,7 @@ class Exam:
             self.faults += [f"wrong: {sentence}" for sentence in said[:4]]
         elif not said:
             self.refusals.append(f"false alarm: {approx.checks.sentence[:200]}")
-        return "quadrature" if n_dim in POINTS else "NUTS"
+        return how
 
 
 def wrong(names: Sequence[str], found: Moments, reference: Moments) -> list[str]:
@@ -229,7 +236,9 @@ def on_grid(log_p: Callable[[Array], Array], known: Array) -> Moments | None:
         axes = [np.linspace(*ends, POINTS[n_dim]) for ends in zip(low, high, strict=True)]
         points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
         with np.errstate(all="ignore"):
-            values = np.nan_to_num(log_p(points.reshape(-1, n_dim)).reshape(points.shape[:-1]), nan=-np.inf)
+            values = np.nan_to_num(
+                log_p(points.reshape(-1, n_dim)).reshape(points.shape[:-1]), nan=-np.inf, posinf=-np.inf
+            )
         some = points[values > values.max() - NEGLIGIBLE]
         gaps = (high - low) / (POINTS[n_dim] - 1)
         low, high = np.maximum(some.min(axis=0) - gaps, low), np.minimum(some.max(axis=0) + gaps, high)
@@ -242,6 +251,27 @@ def on_grid(log_p: Callable[[Array], Array], known: Array) -> Moments | None:
     misses = np.median(log_p(known)) > values.max()
     is_accurate = np.allclose(moments[0][1], moments[1][1], rtol=0.02) and (high - low).max() < 100.0 and not misses
     return (*moments[0], np.inf) if is_accurate else None
+
+
+def by_ensemble(log_p: Callable[[Array], Array], x: Array, seed: int) -> Moments:
+    """Return moments and effective sizes of walkers that take differences of others as steps, from wider draws."""
+    rng, (n, n_dim) = np.random.default_rng(seed), x.shape
+    x = x.mean(axis=0) + 1.5 * (x - x.mean(axis=0))
+    now, halves, sums = log_p(x), np.arange(n).reshape(2, -1), []
+    for i in range(N_BEFORE + N_STEPS):
+        for own, other in (halves, halves[::-1]):
+            ways = x[rng.choice(other, len(own))] - x[rng.choice(other, len(own))]
+            lengths = rng.choice([1.0, 2.38 / np.sqrt(2.0 * n_dim), 0.5 / np.sqrt(n_dim)], size=len(own))
+            new = x[own] + lengths[:, None] * ways * (1.0 + 1e-3 * rng.normal(size=ways.shape))
+            values = np.nan_to_num(log_p(new), nan=-np.inf)
+            moved = np.log(rng.random(len(own))) < values - now[own]
+            x[own[moved]], now[own[moved]] = new[moved], values[moved]
+        if i >= N_BEFORE:
+            sums.append((x.mean(axis=0), (x**2).mean(axis=0)))
+    mean, square = np.mean(sums, axis=0)
+    of_parts = np.array([part[:, 0].mean(axis=0) for part in np.array_split(np.array(sums), 20)])
+    sd = np.sqrt(square - mean**2)
+    return mean, sd, 20.0 * sd**2 / of_parts.var(axis=0, ddof=1)
 
 
 def by_sampling(model: pm.Model, seed: int) -> Moments | None:
