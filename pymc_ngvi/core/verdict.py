@@ -294,13 +294,13 @@ def beyond_reach(log_p: Callable[[Array], Array], x: Array) -> float:
     moment is an integral of exp(log p): where tails are so heavy that there is no standard deviation, nearly all of it
     is beyond what draws reach, wherever these have stopped.
     """
-    mean, sd = x.mean(axis=0), x.std(axis=0)
+    mean, sd = x.mean(axis=0), np.maximum(x.std(axis=0), np.finfo(np.float64).tiny)  # draws may all have one value
     z = (x - mean) / sd
     some, farthest = z[:: -(-len(z) // _N_LINES)], np.abs(z).max(axis=0)
     ways = [(some, z.shape[1], float(np.linalg.norm(z, axis=1).max()))]
     for at in np.argsort(farthest)[-_FARTHEST:]:
         way = np.zeros_like(some)
-        way[:, at] = np.sign(some[:, at])
+        way[:, at] = np.where(some[:, at] < 0.0, -1.0, 1.0)
         ways.append((way, 1, float(farthest[at])))
     return max(_beyond(log_p, mean, sd, some, *way) for way in ways)
 

@@ -225,8 +225,8 @@ def mass_missed(u: Array, x: Array, drawn: Array, log_density: Array, before: Ar
     return missed / (1.0 + missed)
 
 
-#: Stands for an infinite unconstrained value: where the exponential of a double has its limits.
-_FAR = 800.0
+#: Stands for an infinite unconstrained value: where the exponential of a double has its limits, and a circle its ends.
+_FAR = 255.0 * np.pi - 1e-9
 #: What tells the supports of distributions of `pymc.dims`.
 _KINDS = (PositiveContinuous, UnitContinuous, CircularContinuous, BoundedContinuous)
 _EXAMPLE = "with_prior(sd=pm.HalfNormal.dist(2.0))"

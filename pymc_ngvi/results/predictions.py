@@ -714,7 +714,7 @@ def given_new_data[T](
         return do()
     except NotImplementedError as error:
         raise ValueError(unknown.format(error)) from error
-    except (IndexError, ValueError, TypeError) as error:
+    except (AssertionError, IndexError, ValueError, TypeError) as error:  # the first is that of fixed shapes
         raise ValueError(_do_not_fit(new, needed, error)) from error
 
 

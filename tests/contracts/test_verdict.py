@@ -175,3 +175,9 @@ def test_integrals_along_lines_see_variances_that_draws_do_not_reach(is_spherica
         return -0.5 * (df + 1.0) * np.log1p(square / df).sum(axis=1)
 
     assert (beyond_reach(log_p, x) > MOST_BEYOND) == is_heavy
+
+
+def test_where_draws_have_one_value_the_whole_variance_is_out_of_their_reach():
+    x = np.random.default_rng(1).standard_normal((400, 2))
+    x[:, 1] = 0.3
+    assert beyond_reach(lambda x: -0.5 * np.sum(x**2, axis=1), x) > MOST_BEYOND
