@@ -69,36 +69,36 @@ class IntegratedAgain:
 
     def predictives(self, parts: DataParts) -> Predictives:
         """Return the predictive densities."""
-        state, forest = self._state, self._forest
-        work = _Work.of(parts, self._blocks)
-        of_pool = self._picked(1 + len(work.by_pass) + len(work.scores_by_pass))
-        g_of_pool, n = state.pool.g[of_pool], len(of_pool)
+        state, forest, blocks = self._state, self._forest, self._blocks
+        if parts.out.shape[0] == blocks.shape[0]:  # what all rows have, as a probability of zeros, would take as many
+            blocks = sparse.csr_array(blocks * (blocks.count_nonzero(axis=0) < blocks.shape[0]))  # passes: it is drawn
+            blocks.eliminate_zeros()
+        work = _Work.of(parts, blocks)
+        rows, local, _ = self._trees.joint(state, state.pool, np.random.default_rng(FIXED_SEED))
+        some = self._picked(1 + len(work.by_pass) + len(work.scores_by_pass), len(rows))
+        theta, n = np.empty((len(some), forest.n_dim)), len(some)
+        theta[:, forest.globals_], theta[:, forest.locals_] = state.pool.g[rows[some]], local[some]
         log_out, log_scored = np.empty((n, parts.out.shape[0])), np.empty((n, parts.scored.shape[0]))
         size = max(1, AT_ONCE // max(forest.n_local, self._blocks.shape[0], forest.n_blocks * (1 + len(work.by_pass))))
         for start in range(0, n, size):
-            rows = slice(start, min(start + size, n))
-            self._chunk(parts, work, g_of_pool[rows], log_out[rows], log_scored[rows])
-        return Predictives(state.log_weights[of_pool], log_out, log_scored)
+            chunk = slice(start, min(start + size, n))
+            self._chunk(parts, work, theta[chunk], log_out[chunk], log_scored[chunk])
+        return Predictives(state.log_weights[rows[some]], log_out, log_scored)
 
-    def _picked(self, n_passes: int) -> Ints:
+    def _picked(self, n_passes: int, n_pool: int) -> Ints:
         """Return the rows of the pool that are used: all of them, as only together they are evenly spread, or a few."""
-        n_pool = len(self._state.pool.g)
         values = n_passes * self._blocks.shape[0] * len(self._rule.nodes)
         if values > _MOST_VALUES // _TOO_FEW:
             raise NotApart(f"{n_passes:,} passes over {self._blocks.shape[0]:,} rows")
         n = int(np.clip(_MOST_VALUES // values, _FEWEST_DRAWS, _MOST_DRAWS))
-        if n >= n_pool:
-            return np.arange(n_pool)
         return np.sort(np.random.default_rng(FIXED_SEED).permutation(n_pool)[:n])
 
-    def _chunk(self, parts: DataParts, work: "_Work", g: Array, log_out: Array, log_scored: Array) -> None:
+    def _chunk(self, parts: DataParts, work: "_Work", theta: Array, log_out: Array, log_scored: Array) -> None:
         """Fill in what some draws give.
 
         What rows have beside the integrals, being functions of globals alone, they have at any place of the others: so
         integrals are taken relative to their terms at a place, and the rows there are added.
         """
-        theta = np.empty((len(g), self._forest.n_dim))
-        theta[:, self._forest.globals_], theta[:, self._forest.locals_] = g, self._trees.centres(g).mean
         rows = self._masked.rows(theta).T
         log_out[:], log_scored[:] = (parts.out @ rows).T, (parts.scored @ rows).T
         full = self._of_blocks(theta, np.empty(0, dtype=np.intp))

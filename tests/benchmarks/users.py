@@ -36,7 +36,16 @@ from isolated import first_line, report, run_process, script
 from measure import Reference, coordinate_names, unconstrain
 from pages import column_of, measured_on, table, write_between_marks
 from records import Records, Row
-from users_models import EXCHANGEABLE, IMPROPER, MODELS, PARTIAL, SAMPLED_AS, SEVERAL_MODES, TWINS
+from users_models import (
+    EXCHANGEABLE,
+    IMPROPER,
+    MODELS,
+    OF_EITHER_SIGN,
+    PARTIAL,
+    SAMPLED_AS,
+    SEVERAL_MODES,
+    TWINS,
+)
 from xarray import DataTree
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -258,6 +267,9 @@ def read_reference(name: str) -> Reference | None:
         square = np.mean([mean[n] ** 2 + sd[n] ** 2 for n in same])
         mean |= dict.fromkeys(same, float(centre))
         sd |= dict.fromkeys(same, float(np.sqrt(square - centre**2)))
+    mirrored = [n for n in names if n.split("[")[0] in OF_EITHER_SIGN.get(name, ())]
+    sd |= {n: float(np.hypot(mean[n], sd[n])) for n in mirrored}  # squares are the same in chains of either sign
+    mean |= dict.fromkeys(mirrored, 0.0)
     return Reference(mean, sd)
 
 

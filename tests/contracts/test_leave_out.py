@@ -16,6 +16,7 @@ import pymc_ngvi
 
 from pymc_ngvi.core.bridge import Side, bridge
 from pymc_ngvi.core.parts import DataParts, passes
+from pymc_ngvi.marginal import left_out
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -92,6 +93,27 @@ def test_groups(approx, groups):
     assert found.elpd_i[dim].values.tolist() == (
         [f"s{i}" for i in range(N_GROUPS)] if isinstance(groups, str) else list(range(N_GROUPS))
     )
+
+
+def test_what_all_rows_have_takes_no_pass_for_each(monkeypatch):
+    """The probability of zeros goes with no group: zeros that are left out are predicted by those that remain."""
+    y = np.random.default_rng(2).poisson(2.0, len(GROUP)) * (np.arange(len(GROUP)) % 3 > 0)
+    with pm.Model() as model:
+        psi, tau = pm.Beta("psi", 2.0, 2.0), pm.HalfNormal("tau", 1.0)
+        a = pm.Normal("a", 0.0, tau, shape=N_GROUPS)
+        pm.HurdlePoisson("y", psi=psi, mu=pm.math.exp(0.5 + a[GROUP]), observed=y)
+    found = pymc_ngvi.fit_ngvi(model=model, random_seed=1, progressbar=False)
+    assert found.is_exact
+    passes_of, whole = [], left_out.IntegratedAgain._of_blocks
+    monkeypatch.setattr(
+        left_out.IntegratedAgain, "_of_blocks", lambda self, *given: passes_of.append(1) or whole(self, *given)
+    )
+    elpd = found.leave_out(random_seed=1)
+    assert 0 < len(passes_of) <= 1 + N_OF_GROUP
+    n, n_zeros = len(y), int((y == 0).sum())
+    right = np.log((2.0 + n_zeros - 1.0) / (4.0 + n - 1.0))
+    assert (np.abs(elpd.elpd_i - right)[y == 0] < 4.0 * elpd["mcse_i"][y == 0]).all()
+    assert float(elpd["mcse_i"][y == 0].max()) < 0.01
 
 
 def test_folds(approx):

@@ -29,6 +29,8 @@ IMPROPER = ("regression: separated flat", "structured: flat alone")
 SEVERAL_MODES = ("structured: label switching", "structured: factor analysis")
 #: Variables whose elements can be exchanged: all have the same posterior.
 EXCHANGEABLE = {"structured: label switching": "mu"}
+#: Variables whose signs change together: both signs have the same density.
+OF_EITHER_SIGN = {"structured: factor analysis": ("factor", "load")}
 
 
 def _centred(posterior):
