@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
 
-#: Steps at most, and for each coordinate; nats that a step must promise.
-_MOST, _MOST_OF_EACH, _LEFT = 25, 3, 0.02
+#: Steps at most, and for each coordinate; nats that a step must promise, and the first one of a point of a line.
+_MOST, _MOST_OF_EACH, _LEFT, _HIGHER = 25, 3, 0.02, 0.5
 #: Lengths of steps that are looked at together, in that of Newton's; farthest move of a coordinate, in its scale,
 #: and the square root of how far all of them may lead.
 _LENGTHS, _FARTHEST = np.array([2.0, 1.0, 0.5, 0.2, 0.05]), 5.0
@@ -47,7 +47,7 @@ def find_modes(function: Function, starts: Array, scale: Array, cov: Array | Non
         return []
     climbs = _Climbs(function, starts[known], values[known], np.clip(scale, _LEAST, _LARGEST))
     climbs.inverse = climbs.inverse if cov is None else np.tile(cov, (len(climbs.at), 1, 1))
-    climbs.go_up(_MOST + _MOST_OF_EACH * starts.shape[1])
+    climbs.go_up(_MOST + _MOST_OF_EACH * starts.shape[1], np.arange(len(climbs.at)))
     modes = [LatentMode(at, cov) for at, cov in zip(climbs.at, climbs.curvatures(), strict=True)]
     # Far out, an integral may be of nothing any more, and go up without an end.
     is_near = (np.abs(climbs.at - starts[known]) < _FARTHEST**2 * np.clip(scale, _LEAST, _LARGEST)).all(axis=1)
@@ -61,7 +61,7 @@ class _Climbs:
         self._function, self.at, self.value = function, at.copy(), value.copy()
         self.scale = np.tile(scale, (len(at), 1))
         self._slope, self._bend = np.zeros_like(at), np.zeros_like(at)
-        self.inverse = np.zeros((*at.shape, at.shape[1]))
+        self.inverse, self.is_free = np.zeros((*at.shape, at.shape[1])), np.ones_like(at)
         every = np.arange(len(at))
         self._look(every)
         self._rescale(every)
@@ -92,17 +92,23 @@ class _Climbs:
         self.scale[rows] = np.maximum(1.0 / np.sqrt(np.maximum(self._bend[rows], 1.0 / _LARGEST**2)), _LEAST)
 
     def _forget(self, rows: NDArray[np.intp]) -> None:
-        self.inverse[rows] = np.eye(self.at.shape[1]) / np.maximum(self._bend, (_FLAT / self.scale) ** 2)[rows, :, None]
+        variances = self.is_free / np.maximum(self._bend, (_FLAT / self.scale) ** 2)
+        self.inverse[rows] = np.eye(self.at.shape[1]) * variances[rows, :, None]
 
-    def go_up(self, most: int) -> None:
-        """Take steps until they promise little."""
-        left = np.arange(len(self.at))
+    def _direction(self, rows: NDArray[np.intp]) -> Array:
+        return np.einsum("kij,kj->ki", self.inverse[rows], self._slope[rows])
+
+    def rise(self, rows: NDArray[np.intp]) -> Array:
+        """Return the nats that a step promises."""
+        return 0.5 * np.einsum("ki,ki->k", self._slope[rows], self._direction(rows))
+
+    def go_up(self, most: int, left: NDArray[np.intp]) -> None:
+        """Take steps from where some are until they promise little."""
         for _ in range(most):
-            direction = np.einsum("kij,kj->ki", self.inverse[left], self._slope[left])
-            promising = 0.5 * np.einsum("ki,ki->k", self._slope[left], direction) >= _LEFT
-            left, direction = left[promising], direction[promising]
+            left = left[self.rise(left) >= _LEFT]
             if not len(left):
                 return
+            direction = self._direction(left)
             sd = np.sqrt(np.diagonal(self.inverse[left], axis1=1, axis2=2))
             limit = (np.abs(direction) / (_FARTHEST * np.maximum(sd, self.scale[left]))).max(axis=1)
             steps = _LENGTHS[:, None] * (direction / np.maximum(1.0, limit)[:, None])[:, None]
@@ -138,6 +144,22 @@ class _Climbs:
         values, vectors = np.linalg.eigh(across)
         roots = (self.scale / np.sqrt(fall))[:, :, None] * vectors / np.sqrt(np.maximum(values, 0.01))[:, None]
         return roots @ np.swapaxes(roots, 1, 2)
+
+
+def climbed_profiles(function: Function, lines: Array, values: Array, cov: Array, least: Array) -> tuple[Array, Array]:
+    """Return points of lines along each coordinate, (n, p, p), as high as the other coordinates can take them.
+
+    Along straight lines, the others follow as in a Gaussian, and fall off where the effect of a coordinate has a limit.
+    Points that do not come above ``least`` stay where they are, and those that have little to rise.
+    """
+    p = len(cov)
+    climbs = _Climbs(function, lines.reshape(-1, p), values.ravel(), np.sqrt(np.diag(cov)))
+    climbs.is_free = np.tile(1.0 - np.eye(p), (len(lines), 1))
+    given = cov - cov.T[:, :, None] * cov.T[:, None] / np.diag(cov)[:, None, None]  # the others, given each coordinate
+    climbs.inverse = np.tile(given, (len(lines), 1, 1))
+    rise = climbs.rise(np.arange(len(climbs.at)))
+    climbs.go_up(_MOST, np.flatnonzero((rise > _HIGHER) & (climbs.value + rise > np.repeat(least, p))))
+    return climbs.at.reshape(lines.shape), climbs.value.reshape(values.shape)
 
 
 def _updated(inverse: Array, step: Array, change: Array) -> Array:

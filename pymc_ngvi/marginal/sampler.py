@@ -26,7 +26,7 @@ from pymc_ngvi.core.psis import effective_size
 from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
-from pymc_ngvi.marginal.mode import LatentMode, find_modes
+from pymc_ngvi.marginal.mode import LatentMode, climbed_profiles, find_modes
 from pymc_ngvi.marginal.proposals import LEAST_DF, Proposal, best_proposal, mixture_of, tempered
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, MOST_KHAT, relative_sd_errors, smoothed_weights, tail_size
 from pymc_ngvi.marginal.sampling import normalised_weights as normalised_weights
@@ -358,10 +358,13 @@ class Sampler:
 
         Of a tail with a thousandth of the mass, which has a tenth of a variance all the same, no other draws tell.
         """
-        points, p = lines.reshape(-1, len(mode.at)), len(mode.at)
+        p, of_squares = len(mode.at), 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))[:, None]
+        least = values.max() - 0.5 * _LOWEST - of_squares
+        if self._is_cheap and 1 < p <= _MOST_CLIMBED:
+            lines, values = climbed_profiles(self._inside.log_m, lines, values, mode.cov, least)
+        points = lines.reshape(-1, p)
         log_q = (margins.log_slope(points) - 0.5 * (margins.forward(points) ** 2).sum(axis=1)).reshape(values.shape)
-        of_variances = values + 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))[:, None]
-        is_far = (values - log_q > values.max() - log_q.max() + 2.0) & (of_variances > values.max() - 0.5 * _LOWEST)
+        is_far = (values - log_q > values.max() - log_q.max() + 2.0) & (values > least)
         if is_far.any():
             at = lines[is_far]
             roots = np.broadcast_to(2.0 * np.linalg.cholesky(mode.cov), (len(at), p, p))
@@ -402,7 +405,10 @@ class Sampler:
         if not found:
             return [*modes]
         kept = [*(modes or found[:1])]
-        for mode in found:  # those that are apart from these and each other
+        if apart := [mode.at for mode in found if _is_apart(mode.at, kept)]:  # along a ridge, a climb may end too early
+            cov = kept[0].cov
+            found = find_modes(self._inside.log_m, np.array(apart), np.sqrt(np.diag(cov)), cov)
+        for mode in found if apart else ():  # those that are apart from these and each other
             is_new = all(_is_apart(mode.at, [one]) or _is_apart(one.at, [mode]) for one in kept)
             kept += [mode] if is_new else []
         masses = self._inside.log_m(np.array([mode.at for mode in kept]))
