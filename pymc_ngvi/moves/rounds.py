@@ -61,7 +61,7 @@ _REFUSED, _FEWER, _FEWEST = 0.2, 0.25, 0.01
 #: By how much lengths differ from the usual one, as a part.
 _JITTER = 0.4
 #: Part of the chains that take smaller steps in an iteration, and how often these are halved at most.
-_PART, _HALVED = 0.25, 3
+_PART, _HALVED = 0.25, 4
 #: Part of the coordinates by which the length is chosen, the slowest; standard deviations beyond which none is farther.
 _SLOWEST, _FAR = 0.1, 3.0
 #: Steps of a trajectory at most; of the one by which the length is chosen, at least.
