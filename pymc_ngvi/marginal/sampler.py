@@ -68,7 +68,7 @@ _LEAST_PART, _MORE, _OF_TAIL = 0.02, 1.15, 0.1
 #: Draws at each value at first, and variance of an estimate of log m from which on there are more of them.
 N_DRAWS, _NOISE = 16, 0.12
 #: Variance of log weights given the outside up to which values and draws are weighted together.
-MOST_VARIANCE = 1.5
+MOST_VARIANCE, _NO_MEAN = 1.5, 100.0
 #: Where values cost little: pairs of points far about the start, how far, how many of the highest are climbed from, and
 #: in how many coordinates at most.
 _STARTS, _WIDE_START, _CLIMBS, _MOST_CLIMBED = 16, 3.0, 2, 10
@@ -179,9 +179,7 @@ class OutsideDraws:
     @cached_property
     def variance(self) -> float:
         """Variance of the log weights of the inside at a value, in the mean over these."""
-        weights = normalised_weights(self._log_mean - self.log_density)
-        variances = variances_of(self._of_pairs("own_log_ratio"))
-        return float(weights[weights > 0.0] @ variances[weights > 0.0])
+        return mean_variance(self._log_mean - self.log_density, self._of_pairs("own_log_ratio"))
 
     @cached_property
     def moved(self) -> float:
@@ -526,6 +524,14 @@ def _moments(g: Array, weights: Array) -> tuple[Array, Array, Array]:
     apart = g - mean
     sd = np.sqrt(np.maximum(weights @ apart**2, np.finfo(float).tiny))  # one may have all the weight
     return mean, sd, np.concatenate([np.sqrt(weights**2 @ apart**2) / sd, relative_sd_errors(g, weights)])
+
+
+def mean_variance(log_weights: Array, log_ratio: Array) -> float:
+    """Return the mean of the variances of log weights at weighted values.
+
+    One far out may be huge where a weight of nothing goes with it: beyond `_NO_MEAN`, a mean of weights is one of them.
+    """
+    return float(normalised_weights(log_weights) @ np.minimum(variances_of(log_ratio), _NO_MEAN))
 
 
 def variances_of(log_ratio: Array) -> Array:

@@ -19,7 +19,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.sampler import MOST_VARIANCE, normalised_weights, variances_of
+from pymc_ngvi.marginal.sampler import MOST_VARIANCE, mean_variance, normalised_weights
 from pymc_ngvi.marginal.sampling import picked, smoothed_weights
 from pymc_ngvi.rows.expectation import row_slices
 
@@ -88,13 +88,7 @@ class WeightedPairs:
     @functools.cached_property
     def variance(self) -> float:
         """Variance of the log weights given the hyperparameters, in the mean over these."""
-        weights = normalised_weights(logsumexp(self.log_ratio, axis=1) - self.log_density)
-        return float(weights[weights > 0.0] @ self.variances[weights > 0.0])
-
-    @functools.cached_property
-    def variances(self) -> Array:
-        """The same at each value, (n,)."""
-        return variances_of(self.own_log_ratio)
+        return mean_variance(logsumexp(self.log_ratio, axis=1) - self.log_density, self.own_log_ratio)
 
     @property
     def n_own(self) -> int:
