@@ -45,16 +45,18 @@ def find_modes(function: Function, starts: Array, scale: Array, cov: Array | Non
     known = np.isfinite(values := function(starts))
     if not known.any():
         return []
-    climbs = _Climbs(function, starts[known], values[known], np.clip(scale, _LEAST, _LARGEST))
+    climbs = Climbs(function, starts[known], values[known], np.clip(scale, _LEAST, _LARGEST))
     climbs.inverse = climbs.inverse if cov is None else np.tile(cov, (len(climbs.at), 1, 1))
     climbs.go_up(_MOST + _MOST_OF_EACH * starts.shape[1], np.arange(len(climbs.at)))
-    modes = [LatentMode(at, cov) for at, cov in zip(climbs.at, climbs.curvatures(), strict=True)]
+    modes = [
+        LatentMode(at, cov) for at, cov in zip(climbs.at, climbs.curvatures(np.arange(len(climbs.at))), strict=True)
+    ]
     # Far out, an integral may be of nothing any more, and go up without an end.
     is_near = (np.abs(climbs.at - starts[known]) < _FARTHEST**2 * np.clip(scale, _LEAST, _LARGEST)).all(axis=1)
     return [mode for mode, near in zip(modes, is_near, strict=True) if near] or modes
 
 
-class _Climbs:
+class Climbs:
     """Where searches have come to: each array has an axis of these, (k, ...)."""
 
     def __init__(self, function: Function, at: Array, value: Array, scale: Array) -> None:
@@ -105,7 +107,8 @@ class _Climbs:
     def go_up(self, most: int, left: NDArray[np.intp]) -> None:
         """Take steps from where some are until they promise little."""
         for _ in range(most):
-            left = left[self.rise(left) >= _LEFT]
+            rise = self.rise(left)
+            left = left[(rise >= _LEFT) & np.isfinite(rise)]
             if not len(left):
                 return
             direction = self._direction(left)
@@ -130,36 +133,36 @@ class _Climbs:
             self._rescale(up)
             self._forget(narrow)
 
-    def curvatures(self) -> Array:
-        """Return the inverses of minus the second derivatives, by single coordinates and pairs, (k, p, p)."""
-        k, p = self.at.shape
-        every, (i, j), of_each = np.arange(k), np.tril_indices(p, -1), self.scale[:, :, None] * np.eye(p)
-        below, above = self._ends(every, self.scale)
-        mixed = self._values(every, of_each[:, i] + of_each[:, j]) if p > 1 else np.empty((k, 0))
-        ends = below + above
-        fall = np.maximum(2.0 * self.value[:, None] - ends, _FLAT)
+    def curvatures(self, rows: NDArray[np.intp]) -> Array:
+        """Return the inverses of minus the second derivatives, by single coordinates and pairs, (n, p, p)."""
+        k, p = len(rows), self.at.shape[1]
+        scale, value = self.scale[rows], self.value[rows, None]
+        (i, j), of_each = np.tril_indices(p, -1), scale[:, :, None] * np.eye(p)
+        below, above = self._ends(rows, scale)
+        mixed = self._values(rows, of_each[:, i] + of_each[:, j]) if p > 1 else np.empty((k, 0))
+        fall = np.maximum(2.0 * value - below - above, _FLAT)
         across = np.tile(np.eye(p), (k, 1, 1))  # 0 where the function is a sum of functions of one coordinate each
-        apart = above[:, i] + above[:, j] - self.value[:, None] - mixed
+        apart = above[:, i] + above[:, j] - value - mixed
         across[:, i, j] = across[:, j, i] = apart / np.sqrt(fall[:, i] * fall[:, j])
         values, vectors = np.linalg.eigh(across)
-        roots = (self.scale / np.sqrt(fall))[:, :, None] * vectors / np.sqrt(np.maximum(values, 0.01))[:, None]
+        roots = (scale / np.sqrt(fall))[:, :, None] * vectors / np.sqrt(np.maximum(values, 0.01))[:, None]
         return roots @ np.swapaxes(roots, 1, 2)
 
 
-def climbed_profiles(function: Function, lines: Array, values: Array, cov: Array, least: Array) -> tuple[Array, Array]:
-    """Return points of lines along each coordinate, (n, p, p), as high as the other coordinates can take them.
+def profiles(function: Function, lines: Array, values: Array, cov: Array, least: Array) -> Climbs:
+    """Go up from points of lines along each coordinate, (n, p, p), in the other coordinates.
 
     Along straight lines, the others follow as in a Gaussian, and fall off where the effect of a coordinate has a limit.
     Points that do not come above ``least`` stay where they are, and those that have little to rise.
     """
     p = len(cov)
-    climbs = _Climbs(function, lines.reshape(-1, p), values.ravel(), np.sqrt(np.diag(cov)))
+    climbs = Climbs(function, lines.reshape(-1, p), values.ravel(), np.sqrt(np.diag(cov)))
     climbs.is_free = np.tile(1.0 - np.eye(p), (len(lines), 1))
     given = cov - cov.T[:, :, None] * cov.T[:, None] / np.diag(cov)[:, None, None]  # the others, given each coordinate
     climbs.inverse = np.tile(given, (len(lines), 1, 1))
     rise = climbs.rise(np.arange(len(climbs.at)))
-    climbs.go_up(_MOST, np.flatnonzero((rise > _HIGHER) & (climbs.value + rise > np.repeat(least, p))))
-    return climbs.at.reshape(lines.shape), climbs.value.reshape(values.shape)
+    climbs.go_up(_MOST, np.flatnonzero((rise > _HIGHER) & (climbs.value + rise > least.ravel())))
+    return climbs
 
 
 def _updated(inverse: Array, step: Array, change: Array) -> Array:

@@ -26,7 +26,7 @@ from pymc_ngvi.core.psis import effective_size
 from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.margins import PROFILE, Margins, profile_lines
-from pymc_ngvi.marginal.mode import LatentMode, climbed_profiles, find_modes
+from pymc_ngvi.marginal.mode import LatentMode, find_modes, profiles
 from pymc_ngvi.marginal.proposals import LEAST_DF, Proposal, best_proposal, mixture_of, tempered
 from pymc_ngvi.marginal.sampling import LEAST_TAIL, MOST_KHAT, relative_sd_errors, smoothed_weights, tail_size
 from pymc_ngvi.marginal.sampling import normalised_weights as normalised_weights
@@ -37,6 +37,8 @@ from pymc_ngvi.marginal.student_mixture import StudentMixture
 #: 0.002 and 0.007 with one coordinate, 0.01 with two and three, 0.01 to 0.014 with four to six; of limits of 5.5 %,
 #: 0.05, 0.08 and 0.07 sd. Independent draws have two to five times as much.
 _OF_ONE, _MOST_ASKED, _MORE_SIZE, MOST = 75.0, 400.0, 20.0, 16_000
+#: Looks at profiles at most, for weights that are so many nats above their mean; by how much draws there are wider.
+_MOST_LOOKS, _HEAVY, _FAR_SCALE = 3, 2.0, 1.4
 #: Seconds that values beyond these may take, up to an effective size; seconds of a value that are next to none; part of
 #: the values that is effective, about.
 _SECONDS, _MOST_WANTED, CHEAP, EFFECTIVE = 0.2, 1_000.0, 6e-4, 0.6
@@ -267,6 +269,7 @@ class Sampler:
         p = len(self._start)
         proposal, margins = self._first()
         best, n, total = (0.0, proposal), self._n_first, 0
+        n_looks = _MOST_LOOKS if self._is_cheap and 1 < p <= _MOST_CLIMBED else 0
         for _ in range(_MOST_ROUNDS):
             self._draw(proposal, n)
             draws, part = self._pooled(), self.efficiency()
@@ -278,6 +281,11 @@ class Sampler:
             is_light = draws.is_settled and (draws.khat < MOST_KHAT if may_learn else draws.has_light_tails)
             is_settled = is_light and relative_sd_errors(draws.g, draws.weights).max() < self._most_sd_error
             is_taught = p <= MOST_SURE or part > GOOD  # of many, draws are taken afresh from the last proposal
+            if n_looks and (size >= self._wanted or 2 * total >= self._most):
+                n_looks = n_looks - 1 if self._draws_far(draws) else 0
+                if n_looks:
+                    (proposal, margins), best, n = self._fitted(self._pooled(), margins), (0.0, proposal), self._n_first
+                    continue
             if total >= self._most or (size >= self._wanted and is_settled and is_taught):
                 break
             is_near = self._cov is not None and is_light and part > _NEAR
@@ -341,7 +349,6 @@ class Sampler:
         self._refuse_improper(first, values)
         margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, 4.0 / p)
         if len(modes) == 1:
-            self._draw_far(first, margins, lines, values)
             return Proposal(mixture_of(np.zeros((1, p)), scale * np.eye(p)[None], self._df), margins), margins
         # Margins of all together would have two tops.
         at, covs = np.array([mode.at for mode in modes]), np.array([mode.cov for mode in modes])
@@ -350,23 +357,6 @@ class Sampler:
         roots = np.array([margins.forward(mean + root.T).T for root in np.linalg.cholesky(scale**2 * covs)])
         self._of_modes = mixture_of(margins.forward(at), roots, self._df)
         return Proposal(self._of_modes, margins), margins
-
-    def _draw_far(self, mode: LatentMode, margins: Margins, lines: Array, values: Array) -> None:
-        """Draw about points of profiles that are e^2 times as high as the margins have them, and matter to variances.
-
-        Of a tail with a thousandth of the mass, which has a tenth of a variance all the same, no other draws tell.
-        """
-        p, of_squares = len(mode.at), 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))[:, None]
-        least = values.max() - 0.5 * _LOWEST - of_squares
-        if self._is_cheap and 1 < p <= _MOST_CLIMBED:
-            lines, values = climbed_profiles(self._inside.log_m, lines, values, mode.cov, least)
-        points = lines.reshape(-1, p)
-        log_q = (margins.log_slope(points) - 0.5 * (margins.forward(points) ** 2).sum(axis=1)).reshape(values.shape)
-        is_far = (values - log_q > values.max() - log_q.max() + 2.0) & (values > least)
-        if is_far.any():
-            at = lines[is_far]
-            roots = np.broadcast_to(2.0 * np.linalg.cholesky(mode.cov), (len(at), p, p))
-            self._add((mixture_of(at, roots, _DF_OF_WIDE), _FIRST))
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
@@ -447,6 +437,30 @@ class Sampler:
         self._rounds += [
             _Round(proposal, g[k], pairs[ends[k] : ends[k + 1]], k > 0) for k, (proposal, _) in enumerate(parts)
         ]
+
+    def _draws_far(self, draws: OutsideDraws) -> bool:
+        """Draw about points of profiles whose weights would be high and matter to variances, if there are such.
+
+        Of a tail with a thousandth of the mass, which has a tenth of a variance all the same, no other draws tell; nor
+        of one that bends away from them, as where the effect of a coordinate has a limit.
+        """
+        p, log_m, weights = len(self._start), self._inside.log_m, draws.weights
+        mean = weights @ draws.g
+        cov = (weights[:, None] * (draws.g - mean)).T @ (draws.g - mean)
+        lines = profile_lines(mean, cov, PROFILE)
+        values = log_m(lines.reshape(-1, p)).reshape(lines.shape[:2])
+        of_squares = 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))[:, None]
+        least = np.broadcast_to(values.max() - 0.5 * _LOWEST - of_squares, values.shape)
+        found = profiles(log_m, lines, values, cov, least)
+        log_parts = [np.log(len(one.g)) + one.proposal.log_density(found.at) for one in self._rounds]
+        mean_weight = logsumexp(draws.log_marginal - draws.log_density) - np.log(draws.has_fit.sum())
+        log_weights = found.value - logsumexp(np.array(log_parts), axis=0) + np.log(len(draws.has_fit)) - mean_weight
+        far = np.flatnonzero((log_weights > _HEAVY) & (found.value > least.ravel()))
+        if len(far):
+            roots = _FAR_SCALE * np.linalg.cholesky(found.curvatures(far))
+            self._add((mixture_of(found.at[far], roots, _DF_OF_WIDE), _FIRST))
+            self._rounds.insert(0, self._rounds.pop())  # the last ones are those of a proposal
+        return len(far) > 0
 
     def _pooled(self) -> OutsideDraws:
         """Return all rounds as draws of the mixture of their proposals, without those where there is no fit."""
