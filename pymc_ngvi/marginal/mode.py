@@ -107,12 +107,11 @@ class Climbs:
     def go_up(self, most: int, left: NDArray[np.intp]) -> None:
         """Take steps from where some are until they promise little."""
         for _ in range(most):
-            rise = self.rise(left)
-            left = left[(rise >= _LEFT) & np.isfinite(rise)]
+            left = left[self.rise(left) >= _LEFT]
             if not len(left):
                 return
             direction = self._direction(left)
-            sd = np.sqrt(np.diagonal(self.inverse[left], axis1=1, axis2=2))
+            sd = np.sqrt(np.maximum(np.diagonal(self.inverse[left], axis1=1, axis2=2), 0.0))
             limit = (np.abs(direction) / (_FARTHEST * np.maximum(sd, self.scale[left]))).max(axis=1)
             steps = _LENGTHS[:, None] * (direction / np.maximum(1.0, limit)[:, None])[:, None]
             values = self._values(left, steps)
