@@ -17,7 +17,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
 from pymc_ngvi.core.messages import N_NAMED, checked_names, percent, suggestion
-from pymc_ngvi.core.psis import khat_limit, pareto_khat, weigh
+from pymc_ngvi.core.psis import MOST_KHAT, khat_limit, pareto_khat, smoothed_tail, weigh
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
@@ -237,6 +237,8 @@ def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
 _MAX_ROWS = 60
 #: Rows of the table of a card.
 _CARD_ROWS = 24
+#: Part of all squares that one draw has where a few may decide a mean.
+_FEW_DECIDE = 0.05
 #: Arguments of ``arviz_stats.summary`` that choose variables, or another kind of result: all of it is one table then.
 _CHOOSING = ("var_names", "filter_vars", "coords", "group", "fmt")
 
@@ -451,7 +453,7 @@ def summary_of_draws(
     shown, where = planned.arranged(made["posterior"].to_dataset())
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
-    notes = (*planned.notes, _error_sentence(posterior, draws), *_thin_tails(posterior))
+    notes = (*planned.notes, _error_sentence(posterior, draws), *_thin_tails(posterior), *_heavy_tails(shown))
     return Summary((), table, None, sections, notes, by_sd)
 
 
@@ -486,6 +488,22 @@ def _thin_tails(posterior: Posterior) -> list[str]:
     worst = np.argsort(-np.nan_to_num(errors))[: min(N_NAMED, int((errors > SAID_ERROR).sum()))]
     known = ", ".join(f"of `{posterior.layout.label(int(i))}` within {percent(errors[i])}" for i in worst)
     return [f"Few draws are in thin tails: the standard deviation is known {known} only."]
+
+
+def _heavy_tails(shown: xr.Dataset) -> list[str]:
+    """Return a sentence on what a few draws decide the mean of, where there is such: it may have none."""
+    heavy = []
+    with np.errstate(all="ignore"):
+        for name, of in shown.data_vars.items():
+            values = of.transpose(*_SAMPLE, ...).to_numpy().reshape(of.sizes["chain"] * of.sizes["draw"], -1)
+            squares = (values - values.mean(axis=0)) ** 2
+            few = values[:, squares.max(axis=0) > _FEW_DECIDE * squares.sum(axis=0)]
+            khats = [smoothed_tail(tail)[1] for tail in np.log(np.abs(few - np.median(few, axis=0))).T]
+            heavy += [f"`{name}`"] * bool(max(khats, default=0.0) > MOST_KHAT)
+    if not heavy:
+        return []
+    whose = ", ".join(heavy[:N_NAMED]) + " and others" * (len(heavy) > N_NAMED)
+    return [f"The mean and the sd of {whose} are those of a few extreme draws: it may have neither. Look at quantiles."]
 
 
 # --- how much a posterior depends on its priors, and on the data ---

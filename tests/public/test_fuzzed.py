@@ -68,3 +68,14 @@ def test_a_value_without_weight_takes_no_pairs_for_uneven(seed):
         pm.Poisson("y", pm.math.exp(level), observed=y)
     approx = pymc_ngvi.fit_ngvi(model, posterior="nested", random_seed=seed, progressbar=False)
     assert approx.is_exact
+
+
+def test_a_quantity_without_a_mean_is_told_so():
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        scale = pm.HalfCauchy("scale", 1.0)
+        pm.Deterministic("variance", scale**2)
+        pm.Deterministic("rate", pm.math.exp(mu))
+        pm.Normal("y", mu, 1.0, observed=[0.5, -0.2, 0.1])
+    said = pymc_ngvi.fit_ngvi(model, **QUIET).summary().notes[-1]
+    assert said.startswith("The mean and the sd of `scale`, `variance` are those of a few extreme draws")
