@@ -148,8 +148,8 @@ class NGVI(Inference):
         shares variables with it. Its mean is taken and, without ``start_sigma``, its covariance, as far as the family
         can hold it. Of an exact posterior, those of its Gaussian fit are taken.
     start_sigma : mapping or float, optional
-        Starting standard deviations on the unconstrained scale. Default: the best of 1, .3, .1, .03 and .01, or
-        less where log p falls exponentially over .01: predictors on scales of thousands.
+        Starting standard deviations on the unconstrained scale. Default: the best of 1, 0.3, 0.1, 0.03 and 0.01, or
+        less where log p falls exponentially over 0.01: predictors on scales of thousands.
     family : {"auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"}, optional
         Form of q: a Gaussian with a dense covariance, without correlations, with some blocks of them, or with the
         sparse precision of a hierarchical model; several Gaussians; a multivariate t. "auto", the default, takes
@@ -173,7 +173,7 @@ class NGVI(Inference):
         Of the step rules that take them, which have defaults of their own; step k, from 0, has size
         ``step_size / (1 + k)**step_decay``, or ``step_size / (1 + k / 100)**step_decay`` with "ivon".
     window : int, optional
-        Iterations over which stochastic step rules average the ELBO; they stop where it rises by less than .01 nats
+        Iterations over which stochastic step rules average the ELBO; they stop where it rises by less than 0.01 nats
         from one window to the next, over three windows. Default: 1,000 ("snngm", "adam", "sgd"), or as many as make
         1,000 draws, at least 50.
     factor : {"covariance", "precision"}, optional

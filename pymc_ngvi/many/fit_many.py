@@ -1085,7 +1085,7 @@ class Calibration:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether no quantity stands against it: no P value below .01 over the number of quantities."""
+        """Whether no quantity stands against it: no P value below 0.01 over the number of quantities."""
         return not self._against()[0]
 
     @property

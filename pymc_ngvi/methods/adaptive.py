@@ -90,7 +90,7 @@ class Conditioned:
 # --- scales of latent effects that a fit has lost: found, and looked for where they may be ---
 # Effects b ~ N(0, s) in their centred form have a second place to go to: b near 0, s near 0, where the ELBO has a
 # plateau along log s whose slope (1 nat a unit, that of the Jacobian) natural gradients all but miss. There they
-# measure a gap of .02 nats where 50 are missing: each step fits s to the spread of b in q, and that spread to s.
+# measure a gap of 0.02 nats where 50 are missing: each step fits s to the spread of b in q, and that spread to s.
 #
 # The curvature tells. In log s it is -2 E[sum b^2] / s^2; at the mean of q alone, -2 sum E[b]^2 / s^2. Where most of it
 # is owed to the spread of b, s follows q, not the data. Then log s is moved, up or down, with the others fitted to it,

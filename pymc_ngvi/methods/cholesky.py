@@ -267,7 +267,7 @@ class _Memory(NamedTuple):
 class Adam(Coordinates[_Memory]):
     """Adam along the direction of the update; options as for `Stochastic`.
 
-    ``step_size`` is .001 by default, but .01 for a factor of the precision, with entries like 1 / standard deviation.
+    ``step_size`` is 0.001 by default, but 0.01 for a factor of the precision, with entries like 1 / standard deviation.
     """
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
@@ -291,7 +291,7 @@ class Adam(Coordinates[_Memory]):
 # --- step rule `snngm`: stochastic normalised natural gradient ascent with momentum [1]_ ---
 #
 # The natural gradient in the coordinates of mean and Cholesky factor, divided by its norm, enters an exponential
-# average (:math:`\beta = .9`, corrected for its start at 0), and the step has the fixed length :math:`\alpha = .001
+# average (:math:`\beta = 0.9`, corrected for its start at 0), and the step has the fixed length :math:`\alpha = 0.001
 # \sqrt{p}` for p parameters. The norm is Euclidean for factors of the covariance, and that of the Fisher metric for
 # factors of the precision. The paper's theorem 3 does not hold for stochastic gradients: its proof needs that no noisy
 # direction goes against the gradient.
@@ -310,7 +310,7 @@ _LENGTH = 0.001
 class SNNGM(Coordinates[Parameters]):
     """Normalised natural gradients with momentum; options as for `Stochastic`.
 
-    ``step_size`` is the length alpha of a step, by default .001 times the square root of the number of parameters.
+    ``step_size`` is the length alpha of a step, by default 0.001 times the square root of the number of parameters.
     """
 
     default_path_draws: ClassVar[int | None] = 1

@@ -5,9 +5,9 @@ few draws, from gradients alone, and rates :math:`\alpha_t` of the mean and :mat
 (:math:`1 - \beta_2` in the paper):
 
 .. math::
-    m_t = .9\, m_{t-1} + .1\, g_t, \quad
+    m_t = 0.9\, m_{t-1} + 0.1\, g_t, \quad
     S_{t+1} = S_t + \rho_t (H_t - S_t) + \tfrac12 \rho_t^2 (H_t - S_t)^2 / S_t, \quad
-    \mu_{t+1} = \mu_t + \alpha_t S_{t+1}^{-1} m_t / (1 - .9^t).
+    \mu_{t+1} = \mu_t + \alpha_t S_{t+1}^{-1} m_t / (1 - 0.9^t).
 
 The second step is the update ``natural_pd``. In the paper both rates are set by hand, and that of the mean falls as a
 cosine to 0 over a number of iterations that is known. Here both fall with t, the result is an average of the iterates
@@ -70,7 +70,7 @@ class Memory:
 class IVON(Stochastic[Memory]):
     """Momentum for the mean, slow averages of noisy curvatures; options as for `Stochastic`.
 
-    ``step_size`` is the rate of the mean, 1 being a Newton step, .1 by default; with ``step_decay`` kappa, .7 by
+    ``step_size`` is the rate of the mean, 1 being a Newton step, 0.1 by default; with ``step_decay`` kappa, 0.7 by
     default, it is divided by (1 + t/100)^kappa.
     """
 

@@ -103,7 +103,7 @@ def natural_pd[S: AnyGaussian](state: S, moments: Moments, step_size: float, cor
 
 
 class Constant(Stochastic[None]):
-    """Apply the update with a constant step size, .1 by default; options as for `Stochastic`."""
+    """Apply the update with a constant step size, 0.1 by default; options as for `Stochastic`."""
 
     def _advance(self, state: StochasticState[None], moments: Moments) -> Advance[None] | None:
         found = self._updated(state.iterate, moments, self._rate(state.t - 1))
@@ -113,7 +113,7 @@ class Constant(Stochastic[None]):
 class Proximal(Constant):
     """Proximal steps; options as for `Stochastic`.
 
-    ``step_size`` is beta, .25 by default; with ``step_decay`` kappa, beta_k = beta / (1 + k)^kappa.
+    ``step_size`` is beta, 0.25 by default; with ``step_decay`` kappa, beta_k = beta / (1 + k)^kappa.
     """
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}

@@ -56,7 +56,7 @@ from pymc_ngvi.methods.estimators import (
 
 #: Nats that a converged fit in 100 dimensions may lack by default.
 TOL = 0.05
-#: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
+#: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of 0.03 sd in
 #: the mean), and the nats below which nothing is asked.
 _PER_DIM, _LEAST = 1e-2, 1e-1
 #: Part of the nats that no q of the family can gain, which a converged fit may lack.

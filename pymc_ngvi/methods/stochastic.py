@@ -2,7 +2,7 @@
 
 A rule is a subclass that says where one set of moments leads. Each iteration takes new base draws and, where the model
 reads minibatches, one new batch for all that it evaluates. The ELBO is averaged over windows of iterations; the fit
-ends when its slope over the last three is below .01 nats per window, which is noisy: whether it has converged is then
+ends when its slope over the last three is below 0.01 nats per window, which is noisy: whether it has converged is then
 measured on draws of its own. Where Hessians are used, an average of measured gaps below the tolerance ends it sooner.
 """
 

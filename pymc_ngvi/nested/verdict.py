@@ -39,7 +39,7 @@ class NestedChecks(PoolVerdict):
     #: Hyperparameters; latent variables.
     n_globals: int
     n_local: int
-    #: By how much values from farther out move a mean, in its standard errors; 0 where it is by less than .05 sd.
+    #: By how much values from farther out move a mean, in its standard errors; 0 where it is by less than 0.05 sd.
     moved: float = 0.0
     #: Part of the weight that is where there is no fit.
     lost: float = 0.0

@@ -775,12 +775,12 @@ class NGVIApproximation(Approximation):
             Default: 10,000, or fewer where these would cost much more than the fit did. A message says so.
         random_seed : int, Generator or None
             Default: a seed that belongs to the fit. Without arguments, k-hat is computed once and kept until q changes.
-            With an argument it is computed anew, and varies by about .1 at 10,000 draws.
+            With an argument it is computed anew, and varies by about 0.1 at 10,000 draws.
 
         Returns
         -------
         float
-            Up to .7, importance weights can correct q. Above .7 they can't, unless they are nearly equal.
+            Up to 0.7, importance weights can correct q. Above 0.7 they can't, unless they are nearly equal.
             `NGVIApproximation.diagnose` and `summary` say whether they are, and give the standard error of k-hat. For
             an exact posterior, the k-hat is that of its pool of global parameters, whatever the arguments.
 
@@ -1568,9 +1568,9 @@ class NGVIApproximation(Approximation):
         Warns
         -----
         UserWarning
-            Where the result can't be relied on: k-hat is above .7, or the draws are worth fewer than 400 independent
-            ones, so that the error of a mean is above .05 of its standard deviation; or the posterior has doubts of its
-            own.
+            Where the result can't be relied on: k-hat is above 0.7, or the draws are worth fewer than 400 independent
+            ones, so that the error of a mean is above 0.05 of its standard deviation; or the posterior has doubts of
+            its own.
 
         Notes
         -----
@@ -1629,7 +1629,7 @@ class NGVIApproximation(Approximation):
         likelihood_var_names : str or sequence of str, optional
             Observed variables, or Potentials, that are scaled as likelihood. Default: all observed variables.
         draws : int, default 4_000
-        threshold : float, default .05
+        threshold : float, default 0.05
             Above it, a quantity is sensitive.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Default: a seed that belongs to the fit.
@@ -1751,8 +1751,8 @@ class NGVIApproximation(Approximation):
         Warns
         -----
         UserWarning
-            Where a fit of all rows is due: k-hat is above .7, or the draws are worth fewer than 400 independent ones; a
-            group moves by more than two of its conditional standard deviations, or by .25 where its conditional
+            Where a fit of all rows is due: k-hat is above 0.7, or the draws are worth fewer than 400 independent ones; a
+            group moves by more than two of its conditional standard deviations, or by 0.25 where its conditional
             distribution is skewed; what new rows say of new levels is known from few candidates; or the posterior has
             doubts of its own.
 
@@ -1818,11 +1818,11 @@ class NGVIApproximation(Approximation):
             - ``cavity_mean`` and ``cavity_variance``: without the site; NaN where the site is more precise than q.
 
             ``log_density`` is the log of the predictive density of an observation given all others, log E[p(y | eta)]
-            under the cavity. It is NaN where there is no cavity, or quadrature is off by more than .001. ``influence``
+            under the cavity. It is NaN where there is no cavity, or quadrature is off by more than 0.001. ``influence``
             is the part of the precision of q that is the site's, ``variance * gamma`` where an observation has no other
-            predictor: above .3, a fit without the observation may predict it otherwise, mostly worse. ``attrs`` has
+            predictor: above 0.3, a fit without the observation may predict it otherwise, mostly worse. ``attrs`` has
             ``elpd``, the sum, with its standard error ``elpd_se``; ``n_missing``, how many are NaN; ``n_influential``,
-            how many have an influence above .3; and ``var_name``.
+            how many have an influence above 0.3; and ``var_name``.
 
         Raises
         ------

@@ -29,7 +29,7 @@ _node_property: Callable[[Callable[[Any], Any]], Any] = node_property
 def _support_numba() -> None:
     """Make Numba run our Ops by calling back to Python, without the warning that PyTensor gives for unknown Ops."""
     with contextlib.suppress(ImportError):
-        # .6 s to import: only once a graph is asked for.
+        # 0.6 s to import: only once a graph is asked for.
         from pytensor.link.numba.dispatch import basic
 
         def funcify(op: Op, node: Apply, **_: object) -> object:

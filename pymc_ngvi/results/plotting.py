@@ -418,7 +418,7 @@ def _columns(
 
 def by_matplotlib(options: dict[str, Any]) -> bool:
     """Tell whether arviz-plots draws with Matplotlib, given its options."""
-    from arviz_base import rcParams  # .8 s to import, with JAX
+    from arviz_base import rcParams  # 0.8 s to import, with JAX
 
     return bool((options.get("backend") or rcParams["plot.backend"]) == "matplotlib")
 

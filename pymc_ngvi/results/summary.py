@@ -439,7 +439,7 @@ def summary_of_draws(
     options: dict[str, Any],
 ) -> Summary:
     """Return a summary without sentences above the table."""
-    table_of = imported("arviz_stats").summary  # .7 s
+    table_of = imported("arviz_stats").summary  # 0.7 s
     by_sd = options.get("kind", "stats") == "stats" and options.get("round_to", "auto") == "auto"
     chosen = any(options.get(name) is not None for name in _CHOOSING)
     options = {"kind": "stats", **options}
