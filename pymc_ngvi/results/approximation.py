@@ -1751,8 +1751,8 @@ class NGVIApproximation(Approximation):
         Warns
         -----
         UserWarning
-            Where a fit of all rows is due: k-hat is above 0.7, or the draws are worth fewer than 400 independent ones; a
-            group moves by more than two of its conditional standard deviations, or by 0.25 where its conditional
+            Where a fit of all rows is due: k-hat is above 0.7, or the draws are worth fewer than 400 independent ones;
+            a group moves by more than two of its conditional standard deviations, or by 0.25 where its conditional
             distribution is skewed; what new rows say of new levels is known from few candidates; or the posterior has
             doubts of its own.
 
