@@ -116,7 +116,7 @@ def test_what_was_asked_for_by_name_is_not_replaced(name, monkeypatch):
 @of_users
 @pytest.mark.parametrize(
     ("place", "what"),
-    [("steps.LineSearch.assess", "the assessment of the result"),
+    [("methods.LineSearch.assess", "the assessment of the result"),
      ("fitting.modes.search.ModeSearch._found", "the search for other modes")],
 )  # fmt: skip
 def test_a_gaussian_fit_is_kept_without_what_fails_after_it(place, what, monkeypatch, caplog):
@@ -189,7 +189,7 @@ def test_a_better_one_that_fails_or_takes_too_long_leaves_the_first(monkeypatch)
 
 @of_users
 @pytest.mark.usefixtures("_nested_first")
-@pytest.mark.parametrize("place", ["inference.NGVI._start", "steps.LineSearch.step"])
+@pytest.mark.parametrize("place", ["inference.NGVI._start", "methods.LineSearch.step"])
 def test_an_exception_on_the_way_to_a_better_one_leaves_the_first(place, monkeypatch, caplog):
     """The Gaussian fit that the next one would begin from."""
     monkeypatch.setattr("pymc_ngvi.nested.verdict._EXACT_PAIRS", np.inf)

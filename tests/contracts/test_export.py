@@ -56,7 +56,7 @@ def no_compilation(monkeypatch):
     monkeypatch.setattr("pytensor.compile.maker.function", refused)
     monkeypatch.setattr("pytensor.function", refused)
     monkeypatch.setattr("pymc.pytensorf.compile", refused)
-    monkeypatch.setattr("pymc_ngvi.density.constrain.pymc_compile", refused)
+    monkeypatch.setattr("pymc_ngvi.density.over_draws.pymc_compile", refused)
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def assert_interrupted(approx, *undone):
     [
         "inference.NGVI._problem",
         "inference.NGVI._start",
-        "steps.LineSearch.step",
+        "methods.LineSearch.step",
         "results.choice.Candidates.come_first",
     ],
 )

@@ -370,7 +370,7 @@ def test_draws_have_what_is_no_function_of_the_rows_of_a_shard():
     draws = approx.sample(10, random_seed=1)
     assert set(draws.children) == {"posterior", "sample_stats"}
     assert set(draws.posterior.data_vars) == {"slope", "twice"}
-    with pytest.raises(ValueError, match="No variable is called 'mu'"):
+    with pytest.raises(ValueError, match="No free variable is called 'mu'"):
         approx.cov_of("mu")
     with pytest.raises(ValueError, match="rows are in shards or batches"):
         approx.sample(10, log_likelihood=True)
