@@ -13,8 +13,8 @@ LIMITS = {"statements": 31_252, "numbers": 1_191, "classes": 598, "functions of 
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "density": 5_671, "results": 5_620, "methods": 3_211, "marginal": 2_578, "rows": 2_378, "fitting": 2_057,
-    "families": 1_898, "core": 1_719, "reading": 1_234, "ops": 1_207, "graphs": 1_036, "nested": 749, "moves": 689,
+    "density": 5_671, "results": 5_617, "methods": 3_211, "marginal": 2_578, "rows": 2_378, "fitting": 2_057,
+    "families": 1_898, "core": 1_719, "reading": 1_234, "ops": 1_207, "graphs": 1_036, "nested": 746, "moves": 689,
     "many": 598, "": 324, "posteriors": 289,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
