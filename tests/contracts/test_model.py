@@ -18,8 +18,8 @@ from pytensor.link.numba.linker import NumbaLinker
 from scipy import stats
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density import over_draws as on_draws
 from pymc_ngvi.density import logdensity, without_c
+from pymc_ngvi.density import over_draws as on_draws
 from pymc_ngvi.density.constrain import Constrainer
 
 
