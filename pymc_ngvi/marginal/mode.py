@@ -148,19 +148,19 @@ class Climbs:
         return roots @ np.swapaxes(roots, 1, 2)
 
 
-def profiles(function: Function, lines: Array, values: Array, cov: Array, least: Array) -> Climbs:
-    """Go up from points of lines along each coordinate, (n, p, p), in the other coordinates.
+def profiles(function: Function, points: Array, values: Array, cov: Array, least: Array) -> Climbs:
+    """Go up from points of lines along each coordinate, (n p, p), in the other coordinates.
 
     Along straight lines, the others follow as in a Gaussian, and fall off where the effect of a coordinate has a limit.
     Points that do not come above ``least`` stay where they are, and those that have little to rise.
     """
-    p = len(cov)
-    climbs = Climbs(function, lines.reshape(-1, p), values.ravel(), np.sqrt(np.diag(cov)))
-    climbs.is_free = np.tile(1.0 - np.eye(p), (len(lines), 1))
+    n = len(points) // len(cov)
     given = cov - cov.T[:, :, None] * cov.T[:, None] / np.diag(cov)[:, None, None]  # the others, given each coordinate
-    climbs.inverse = np.tile(given, (len(lines), 1, 1))
-    rise = climbs.rise(np.arange(len(climbs.at)))
-    climbs.go_up(_MOST, np.flatnonzero((rise > _HIGHER) & (climbs.value + rise > least.ravel())))
+    with np.errstate(all="ignore"):
+        climbs = Climbs(function, points, values, np.sqrt(np.diag(cov)))
+        climbs.is_free, climbs.inverse = np.tile(1.0 - np.eye(len(cov)), (n, 1)), np.tile(given, (n, 1, 1))
+        rise = climbs.rise(np.arange(len(points)))
+        climbs.go_up(_MOST, np.flatnonzero((rise > _HIGHER) & (climbs.value + rise > least)))
     return climbs
 
 

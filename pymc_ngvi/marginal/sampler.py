@@ -39,6 +39,8 @@ from pymc_ngvi.marginal.student_mixture import StudentMixture
 _OF_ONE, _MOST_ASKED, _MORE_SIZE, MOST = 75.0, 400.0, 20.0, 16_000
 #: Looks at profiles at most, for weights that are so many nats above their mean; by how much draws there are wider.
 _MOST_LOOKS, _HEAVY, _FAR_SCALE = 3, 2.0, 1.4
+#: Logarithms of squares at the points of a profile: what a point is worth to a variance.
+_OF_SQUARES = 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))
 #: Seconds that values beyond these may take, up to an effective size; seconds of a value that are next to none; part of
 #: the values that is effective, about.
 _SECONDS, _MOST_WANTED, CHEAP, EFFECTIVE = 0.2, 1_000.0, 6e-4, 0.6
@@ -282,7 +284,7 @@ class Sampler:
             is_settled = is_light and relative_sd_errors(draws.g, draws.weights).max() < self._most_sd_error
             is_taught = p <= MOST_SURE or part > GOOD  # of many, draws are taken afresh from the last proposal
             if n_looks and (size >= self._wanted or 2 * total >= self._most):
-                n_looks = n_looks - 1 if self._draws_far(draws) else 0
+                n_looks = n_looks - 1 if self._draw_along(draws) else 0
                 if n_looks:
                     (proposal, margins), best, n = self._fitted(self._pooled(), margins), (0.0, proposal), self._n_first
                     continue
@@ -349,6 +351,7 @@ class Sampler:
         self._refuse_improper(first, values)
         margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, 4.0 / p)
         if len(modes) == 1:
+            self._draw_far(first, margins, lines, values)
             return Proposal(mixture_of(np.zeros((1, p)), scale * np.eye(p)[None], self._df), margins), margins
         # Margins of all together would have two tops.
         at, covs = np.array([mode.at for mode in modes]), np.array([mode.cov for mode in modes])
@@ -357,6 +360,20 @@ class Sampler:
         roots = np.array([margins.forward(mean + root.T).T for root in np.linalg.cholesky(scale**2 * covs)])
         self._of_modes = mixture_of(margins.forward(at), roots, self._df)
         return Proposal(self._of_modes, margins), margins
+
+    def _draw_far(self, mode: LatentMode, margins: Margins, lines: Array, values: Array) -> None:
+        """Draw about points of profiles that are e^2 times as high as the margins have them, and matter to variances.
+
+        Of a tail with a thousandth of the mass, which has a tenth of a variance all the same, no other draws tell.
+        """
+        points, p = lines.reshape(-1, len(mode.at)), len(mode.at)
+        log_q = (margins.log_slope(points) - 0.5 * (margins.forward(points) ** 2).sum(axis=1)).reshape(values.shape)
+        least = values.max() - 0.5 * _LOWEST - _OF_SQUARES[:, None]
+        is_far = (values - log_q > values.max() - log_q.max() + _HEAVY) & (values > least)
+        if is_far.any():
+            at = lines[is_far]
+            roots = np.broadcast_to(2.0 * np.linalg.cholesky(mode.cov), (len(at), p, p))
+            self._add((mixture_of(at, roots, _DF_OF_WIDE), _FIRST))
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
@@ -438,24 +455,22 @@ class Sampler:
             _Round(proposal, g[k], pairs[ends[k] : ends[k + 1]], k > 0) for k, (proposal, _) in enumerate(parts)
         ]
 
-    def _draws_far(self, draws: OutsideDraws) -> bool:
-        """Draw about points of profiles whose weights would be high and matter to variances, if there are such.
+    def _draw_along(self, draws: OutsideDraws) -> bool:
+        """Draw about points of profiles whose weights would be high and matter to variances; return if there are any.
 
-        Of a tail with a thousandth of the mass, which has a tenth of a variance all the same, no other draws tell; nor
-        of one that bends away from them, as where the effect of a coordinate has a limit.
+        No other draws tell of a tail that bends away from them, as where the effect of a coordinate has a limit.
         """
         p, log_m, weights = len(self._start), self._inside.log_m, draws.weights
         mean = weights @ draws.g
         cov = (weights[:, None] * (draws.g - mean)).T @ (draws.g - mean)
-        lines = profile_lines(mean, cov, PROFILE)
-        values = log_m(lines.reshape(-1, p)).reshape(lines.shape[:2])
-        of_squares = 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))[:, None]
-        least = np.broadcast_to(values.max() - 0.5 * _LOWEST - of_squares, values.shape)
+        lines = profile_lines(mean, cov, PROFILE).reshape(-1, p)
+        values = log_m(lines)
+        least = values.max() - 0.5 * _LOWEST - np.repeat(_OF_SQUARES, p)
         found = profiles(log_m, lines, values, cov, least)
         log_parts = [np.log(len(one.g)) + one.proposal.log_density(found.at) for one in self._rounds]
         mean_weight = logsumexp(draws.log_marginal - draws.log_density) - np.log(draws.has_fit.sum())
         log_weights = found.value - logsumexp(np.array(log_parts), axis=0) + np.log(len(draws.has_fit)) - mean_weight
-        far = np.flatnonzero((log_weights > _HEAVY) & (found.value > least.ravel()))
+        far = np.flatnonzero((log_weights > _HEAVY) & (found.value > least))
         if len(far):
             roots = _FAR_SCALE * np.linalg.cholesky(found.curvatures(far))
             self._add((mixture_of(found.at[far], roots, _DF_OF_WIDE), _FIRST))
