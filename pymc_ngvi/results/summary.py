@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from pymc_ngvi.core.messages import N_NAMED, checked_names, percent, suggestion
+from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent, suggestion
 from pymc_ngvi.core.psis import MOST_KHAT, khat_limit, pareto_khat, smoothed_tail, weigh
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
 from pymc_ngvi.core.types import Array
@@ -499,10 +499,10 @@ def _heavy_tails(shown: xr.Dataset) -> list[str]:
             squares = (values - values.mean(axis=0)) ** 2
             few = values[:, squares.max(axis=0) > _FEW_DECIDE * squares.sum(axis=0)]
             khats = [smoothed_tail(tail)[1] for tail in np.log(np.abs(few - np.median(few, axis=0))).T]
-            heavy += [f"`{name}`"] * bool(max(khats, default=0.0) > MOST_KHAT)
+            heavy += [name] * bool(max(khats, default=0.0) > MOST_KHAT)
     if not heavy:
         return []
-    whose = ", ".join(heavy[:N_NAMED]) + " and others" * (len(heavy) > N_NAMED)
+    whose = listed(heavy, "`{}`", N_NAMED)
     return [f"The mean and the sd of {whose} are those of a few extreme draws: it may have neither. Look at quantiles."]
 
 
