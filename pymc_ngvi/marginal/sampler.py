@@ -410,10 +410,9 @@ class Sampler:
         if not found:
             return [*modes]
         kept = [*(modes or found[:1])]
-        if apart := [mode.at for mode in found if _is_apart(mode.at, kept)]:  # along a ridge, a climb may end too early
-            cov = kept[0].cov
-            found = find_modes(self._inside.log_m, np.array(apart), np.sqrt(np.diag(cov)), cov)
-        for mode in found if apart else ():  # those that are apart from these and each other
+        for mode in found:  # those that are apart from these and each other
+            if _is_apart(mode.at, kept):  # along a ridge, a climb may end too early
+                mode = find_modes(self._inside.log_m, mode.at[None], np.sqrt(np.diag(mode.cov)), mode.cov)[0]
             is_new = all(_is_apart(mode.at, [one]) or _is_apart(one.at, [mode]) for one in kept)
             kept += [mode] if is_new else []
         masses = self._inside.log_m(np.array([mode.at for mode in kept]))
