@@ -5,6 +5,7 @@ is left for a while, and goes on if these come to nothing. Each candidate ends a
 left of the seconds.
 """
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -669,10 +670,10 @@ def _rank(state: PoolState) -> tuple[bool, bool, float]:
 
 def _with_moments(state: PoolState) -> PoolState:
     """Return a posterior that no fit came before with the Gaussian of its moments, which reports begin from."""
-    if state.n_dim > _MOST_DENSE:
-        q: GaussianState = DiagonalState.from_scale(state.mean(), state.sd())
-    else:
-        q = FullState(state.mean(), np.linalg.cholesky(state.cov()))
+    q: GaussianState = DiagonalState.from_scale(state.mean(), state.sd())
+    if state.n_dim <= _MOST_DENSE:
+        with contextlib.suppress(np.linalg.LinAlgError):  # of fewer draws than coordinates
+            q = FullState(state.mean(), np.linalg.cholesky(state.cov()))
     object.__setattr__(state, "gaussian", q)
     return state
 

@@ -79,3 +79,14 @@ def test_a_quantity_without_a_mean_is_told_so():
         pm.Normal("y", mu, 1.0, observed=[0.5, -0.2, 0.1])
     said = pymc_ngvi.fit_ngvi(model, **QUIET).summary().notes[-1]
     assert said.startswith("The mean and the sd of `scale`, `variance` are those of a few extreme draws")
+
+
+def test_there_may_be_fewer_draws_than_coordinates():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 1_000))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 1.0, shape=1_000)
+        pm.Normal("y", x @ beta, pm.HalfNormal("sigma", 1.0), observed=x[:, 0] + rng.normal(size=50))
+    approx = pymc_ngvi.fit_ngvi(model, **QUIET)
+    assert approx.is_nested
+    assert np.isfinite(approx.sample(100, random_seed=1).posterior["beta"]).all()
