@@ -500,8 +500,8 @@ def _heavy_tails(shown: xr.Dataset) -> list[str]:
             few = values[:, squares.max(axis=0) > _FEW_DECIDE * squares.sum(axis=0)]
             khats = [smoothed_tail(tail)[1] for tail in np.log(np.abs(few - np.median(few, axis=0))).T]
             heavy += [name] * bool(max(khats, default=0.0) > MOST_KHAT)
-    said = f"The mean and the sd of {listed(heavy, '`{}`', N_NAMED)} are those of a few extreme draws: it may have neither."
-    return [f"{said} Look at quantiles."] if heavy else []
+    said = f"The mean and the sd of {listed(heavy, '`{}`', N_NAMED)} are those of a few extreme draws"
+    return [f"{said}: it may have neither. Look at quantiles."] if heavy else []
 
 
 # --- how much a posterior depends on its priors, and on the data ---
