@@ -27,12 +27,12 @@ from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import Moments
 from pymc_ngvi.methods.stochastic import Advance, Stochastic, StochasticState
 
-#: Relative precision below which a direction counts as lost, and the correction of [3]_ takes over there.
+#: Relative precision below which a direction counts as lost, and the correction of [2]_ takes over there.
 _LOST = 0.1
 
 
 def _corrected_eigenvalues(eigenvalues: Array, rho: float) -> Array:
-    """Return 1 + rho b, b = a - 1, with the second-order term of [3]_ where it would be (nearly) negative.
+    """Return 1 + rho b, b = a - 1, with the second-order term of [2]_ where it would be (nearly) negative.
 
     Everywhere else the term is left out: where the whitened curvature is huge, its square overshoots the precision,
     which could then only halve in each iteration.
