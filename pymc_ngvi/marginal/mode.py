@@ -45,12 +45,13 @@ def find_modes(function: Function, starts: Array, scale: Array, cov: Array | Non
     known = np.isfinite(values := function(starts))
     if not known.any():
         return []
-    climbs = Climbs(function, starts[known], values[known], np.clip(scale, _LEAST, _LARGEST))
-    climbs.inverse = climbs.inverse if cov is None else np.tile(cov, (len(climbs.at), 1, 1))
-    climbs.go_up(_MOST + _MOST_OF_EACH * starts.shape[1], np.arange(len(climbs.at)))
-    modes = [
-        LatentMode(at, cov) for at, cov in zip(climbs.at, climbs.curvatures(np.arange(len(climbs.at))), strict=True)
-    ]
+    climbs, every = (
+        Climbs(function, starts[known], values[known], np.clip(scale, _LEAST, _LARGEST)),
+        np.arange(known.sum()),
+    )
+    climbs.inverse = climbs.inverse if cov is None else np.tile(cov, (len(every), 1, 1))
+    climbs.go_up(_MOST + _MOST_OF_EACH * starts.shape[1], every)
+    modes = [LatentMode(at, cov) for at, cov in zip(climbs.at, climbs.curvatures(every), strict=True)]
     # Far out, an integral may be of nothing any more, and go up without an end.
     is_near = (np.abs(climbs.at - starts[known]) < _FARTHEST**2 * np.clip(scale, _LEAST, _LARGEST)).all(axis=1)
     return [mode for mode, near in zip(modes, is_near, strict=True) if near] or modes
@@ -97,20 +98,18 @@ class Climbs:
         variances = self.is_free / np.maximum(self._bend, (_FLAT / self.scale) ** 2)
         self.inverse[rows] = np.eye(self.at.shape[1]) * variances[rows, :, None]
 
-    def _direction(self, rows: NDArray[np.intp]) -> Array:
-        return np.einsum("kij,kj->ki", self.inverse[rows], self._slope[rows])
-
-    def rise(self, rows: NDArray[np.intp]) -> Array:
-        """Return the nats that a step promises."""
-        return 0.5 * np.einsum("ki,ki->k", self._slope[rows], self._direction(rows))
+    def newton_steps(self, rows: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Return steps to where the function would be highest if it were quadratic, and the nats that they promise."""
+        steps = np.einsum("kij,kj->ki", self.inverse[rows], self._slope[rows])
+        return steps, 0.5 * np.einsum("ki,ki->k", self._slope[rows], steps)
 
     def go_up(self, most: int, left: NDArray[np.intp]) -> None:
         """Take steps from where some are until they promise little."""
         for _ in range(most):
-            left = left[self.rise(left) >= _LEFT]
+            direction, rise = self.newton_steps(left)
+            left, direction = left[rise >= _LEFT], direction[rise >= _LEFT]
             if not len(left):
                 return
-            direction = self._direction(left)
             sd = np.sqrt(np.maximum(np.diagonal(self.inverse[left], axis1=1, axis2=2), 0.0))
             limit = (np.abs(direction) / (_FARTHEST * np.maximum(sd, self.scale[left]))).max(axis=1)
             steps = _LENGTHS[:, None] * (direction / np.maximum(1.0, limit)[:, None])[:, None]
@@ -159,7 +158,7 @@ def profiles(function: Function, points: Array, values: Array, cov: Array, least
     with np.errstate(all="ignore"):
         climbs = Climbs(function, points, values, np.sqrt(np.diag(cov)))
         climbs.is_free, climbs.inverse = np.tile(1.0 - np.eye(len(cov)), (n, 1)), np.tile(given, (n, 1, 1))
-        rise = climbs.rise(np.arange(len(points)))
+        rise = climbs.newton_steps(np.arange(len(points)))[1]
         climbs.go_up(_MOST, np.flatnonzero((rise > _HIGHER) & (climbs.value + rise > least)))
     return climbs
 

@@ -37,10 +37,6 @@ from pymc_ngvi.marginal.student_mixture import StudentMixture
 #: 0.002 and 0.007 with one coordinate, 0.01 with two and three, 0.01 to 0.014 with four to six; of limits of 5.5 %,
 #: 0.05, 0.08 and 0.07 sd. Independent draws have two to five times as much.
 _OF_ONE, _MOST_ASKED, _MORE_SIZE, MOST = 75.0, 400.0, 20.0, 16_000
-#: Looks at profiles at most, for weights that are so many nats above their mean; by how much draws there are wider.
-_MOST_LOOKS, _HEAVY, _FAR_SCALE = 3, 2.0, 1.4
-#: Logarithms of squares at the points of a profile: what a point is worth to a variance.
-_OF_SQUARES = 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))
 #: Seconds that values beyond these may take, up to an effective size; seconds of a value that are next to none; part of
 #: the values that is effective, about.
 _SECONDS, _MOST_WANTED, CHEAP, EFFECTIVE = 0.2, 1_000.0, 6e-4, 0.6
@@ -69,10 +65,15 @@ _PER_DIM = 3.0
 #: Effective part of a round at least, as far as the size of the next one follows from it; by how much that is larger:
 #: draws from farther out count for little; part of all that it has at least, as a tail that is not known yet may want.
 _LEAST_PART, _MORE, _OF_TAIL = 0.02, 1.15, 0.1
+#: Looks at profiles at most, for weights that are so many nats above their mean; by how much draws there are wider.
+_MOST_LOOKS, _HEAVY, _FAR_SCALE = 3, 2.0, 1.4
+#: Logarithms of squares at the points of a profile: what a point is worth to a variance.
+_OF_SQUARES = 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))
 #: Draws at each value at first, and variance of an estimate of log m from which on there are more of them.
 N_DRAWS, _NOISE = 16, 0.12
-#: Variance of log weights given the outside up to which values and draws are weighted together.
-MOST_VARIANCE, _NO_MEAN = 1.5, 100.0
+#: Variance of log weights given the outside up to which values and draws are weighted together; of one value, from
+#: which on it does not matter how large it is, as a single draw has all the weight.
+MOST_VARIANCE, _OF_ONE_DRAW = 1.5, 100.0
 #: Where values cost little: pairs of points far about the start, how far, how many of the highest are climbed from, and
 #: in how many coordinates at most.
 _STARTS, _WIDE_START, _CLIMBS, _MOST_CLIMBED = 16, 3.0, 2, 10
@@ -284,10 +285,12 @@ class Sampler:
             is_settled = is_light and relative_sd_errors(draws.g, draws.weights).max() < self._most_sd_error
             is_taught = p <= MOST_SURE or part > GOOD  # of many, draws are taken afresh from the last proposal
             if n_looks and (size >= self._wanted or 2 * total >= self._most):
-                n_looks = n_looks - 1 if self._draw_along(draws) else 0
-                if n_looks:
-                    (proposal, margins), best, n = self._fitted(self._pooled(), margins), (0.0, proposal), self._n_first
+                n_looks -= 1
+                if self._draw_along(draws):
+                    draws, best, n = self._pooled(), (0.0, proposal), self._n_first
+                    proposal, margins = self._fitted(draws, margins)
                     continue
+                n_looks = 0
             if total >= self._most or (size >= self._wanted and is_settled and is_taught):
                 break
             is_near = self._cov is not None and is_light and part > _NEAR
@@ -459,16 +462,14 @@ class Sampler:
 
         No other draws tell of a tail that bends away from them, as where the effect of a coordinate has a limit.
         """
-        p, log_m, weights = len(self._start), self._inside.log_m, draws.weights
-        mean = weights @ draws.g
-        cov = (weights[:, None] * (draws.g - mean)).T @ (draws.g - mean)
-        lines = profile_lines(mean, cov, PROFILE).reshape(-1, p)
+        p, log_m = len(self._start), self._inside.log_m
+        cov = np.cov(draws.g.T, aweights=draws.weights, ddof=0)
+        lines = profile_lines(draws.weights @ draws.g, cov, PROFILE).reshape(-1, p)
         values = log_m(lines)
         least = values.max() - 0.5 * _LOWEST - np.repeat(_OF_SQUARES, p)
         found = profiles(log_m, lines, values, cov, least)
-        log_parts = [np.log(len(one.g)) + one.proposal.log_density(found.at) for one in self._rounds]
         mean_weight = logsumexp(draws.log_marginal - draws.log_density) - np.log(draws.has_fit.sum())
-        log_weights = found.value - logsumexp(np.array(log_parts), axis=0) + np.log(len(draws.has_fit)) - mean_weight
+        log_weights = found.value - self._log_densities(found.at)[0] + np.log(len(draws.has_fit)) - mean_weight
         far = np.flatnonzero((log_weights > _HEAVY) & (found.value > least))
         if len(far):
             roots = _FAR_SCALE * np.linalg.cholesky(found.curvatures(far))
@@ -476,22 +477,26 @@ class Sampler:
             self._rounds.insert(0, self._rounds.pop())  # the last ones are those of a proposal
         return len(far) > 0
 
+    def _log_densities(self, g: Array) -> tuple[Array, Array]:
+        """Return log densities of all rounds, times the draws that they have, and of those that are not farther out."""
+        log_parts = np.array([np.log(len(one.g)) + one.proposal.log_density(g) for one in self._rounds])
+        is_wide = np.array([one.is_wide for one in self._rounds])
+        return logsumexp(log_parts, axis=0), logsumexp(log_parts[~is_wide], axis=0)
+
     def _pooled(self) -> OutsideDraws:
         """Return all rounds as draws of the mixture of their proposals, without those where there is no fit."""
         g = np.concatenate([one.g for one in self._rounds])
         parts = [one.pairs for one in self._rounds]
-        log_parts = np.array([np.log(len(one.g)) + one.proposal.log_density(g) for one in self._rounds])
-        is_wide = np.array([one.is_wide for one in self._rounds])
-        log_all, log_near = logsumexp(log_parts, axis=0), logsumexp(log_parts[~is_wide], axis=0)
+        log_all, log_near = self._log_densities(g)
         has_fit = np.concatenate([np.isfinite(part.log_ratio).any(axis=1) for part in parts])
         if not has_fit.any():
             raise Hopeless(Reason.HOPELESS, "there is a fit at none of the hyperparameters")
-        n_wide = sum(len(one.g) for one in self._rounds if one.is_wide)
+        is_wide = np.repeat([one.is_wide for one in self._rounds], [len(one.g) for one in self._rounds])
         return OutsideDraws(
             g[has_fit],
             log_all[has_fit] - np.log(len(g)) - np.log(has_fit.mean()),
-            log_near[has_fit] - np.log(len(g) - n_wide),
-            np.repeat(is_wide, [len(one.g) for one in self._rounds])[has_fit],
+            log_near[has_fit] - np.log((~is_wide).sum()),
+            is_wide[has_fit],
             parts,
             has_fit,
             g[~has_fit],
@@ -557,9 +562,9 @@ def _moments(g: Array, weights: Array) -> tuple[Array, Array, Array]:
 def mean_variance(log_weights: Array, log_ratio: Array) -> float:
     """Return the mean of the variances of log weights at weighted values.
 
-    One far out may be huge where a weight of nothing goes with it: beyond `_NO_MEAN`, a mean of weights is one of them.
+    Far out, where values have no weight, log p may overflow, and the variance with it.
     """
-    return float(normalised_weights(log_weights) @ np.minimum(variances_of(log_ratio), _NO_MEAN))
+    return float(normalised_weights(log_weights) @ np.minimum(variances_of(log_ratio), _OF_ONE_DRAW))
 
 
 def variances_of(log_ratio: Array) -> Array:
