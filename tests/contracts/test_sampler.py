@@ -17,7 +17,7 @@ from pymc_ngvi.core.psis import effective_size
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.integral import TOLERANCE, TreeIntegral
 from pymc_ngvi.marginal.margins import Margins
-from pymc_ngvi.marginal.mode import find_modes
+from pymc_ngvi.marginal.mode import find_modes, profiles
 from pymc_ngvi.marginal.proposals import Proposal, StudentMixture
 from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, Hopeless, Pairs, Sampler
 from pymc_ngvi.marginal.sampling import relative_sd_errors
@@ -390,6 +390,23 @@ def test_the_mode_of_a_quadratic_and_its_curvature():
         assert_allclose(mode.cov, np.linalg.inv(precision), rtol=1e-6, atol=1e-8)
 
 
+def test_profiles_are_highest_in_the_other_coordinates():
+    """Points keep the coordinate of their line; those that can't come high enough stay."""
+
+    def bent(x):
+        return -0.5 * (x[:, 0] ** 2 + ((x[:, 1] - np.tanh(x[:, 0])) / 0.2) ** 2 + (x[:, 2] - x[:, 1]) ** 2)
+
+    cov = np.array([[1.0, 0.6, 0.6], [0.6, 0.5, 0.5], [0.6, 0.5, 1.5]])
+    points = (np.array([2.0, -3.0])[:, None, None] * cov / np.sqrt(np.diag(cov))[:, None]).reshape(-1, 3)
+    found = profiles(bent, points, bent(points), cov, np.array([-9.0, -9.0, -9.0, -9.0, 0.0, 0.0]))
+    of_first, kept = found.at[[0, 3]], found.at[[1, 2, 4, 5], [1, 2, 1, 2]]
+    assert_allclose(of_first[:, 0], points[[0, 3], 0])
+    assert_allclose(of_first[:, 1:], np.tanh(of_first[:, :1]).repeat(2, axis=1), atol=0.2 * np.sqrt(2.0 * 0.02))
+    assert_allclose(kept, points[[1, 2, 4, 5], [1, 2, 1, 2]])
+    assert_allclose(found.at[4:], points[4:])
+    assert_allclose(found.value, bent(found.at))
+
+
 # --- one sampler that knows nothing of what is inside: known densities, in 1 to 40 dimensions ---
 
 THREE_SEEDS = [1, 2, 3]
@@ -499,6 +516,20 @@ def ridge():
     return by_grid(log_density, np.linspace(-6.0, 6.0, 601), np.linspace(-6.0, 6.0, 601))
 
 
+def limited(p):
+    """What all but the first coordinate are has limits, where the first one has none: its tails bend away."""
+
+    def log_density(g):
+        others = (g[:, 1:] + 4.0 * expit(g[:, :1])) / 0.1
+        return log_expit(g[:, 0]) + log_expit(-g[:, 0]) - 0.5 * (others**2).sum(axis=1)
+
+    of_others = np.sqrt(16.0 / 12.0 + 0.01)
+    return Known(
+        log_density, np.r_[0.0, np.full(p - 1, -2.0)], np.r_[np.pi / np.sqrt(3.0), np.full(p - 1, of_others)],
+        (p - 1) * np.log(0.1 * np.sqrt(2.0 * np.pi)),
+    )  # fmt: skip
+
+
 def two_modes(p):
     means, sds, shares = np.array([-2.0, 3.0]), np.array([1.0, 0.7]), np.array([0.7, 0.3])
 
@@ -543,6 +574,25 @@ def test_scales_near_0(p, seed):
 def test_densities_that_are_no_gaussians(known, seed):
     found, _ = sample(known, seed)
     assert found.is_settled
+    agrees(known, found)
+
+
+@pytest.mark.parametrize("seed", THREE_SEEDS)
+@pytest.mark.parametrize("p", [3, 6])
+def test_tails_that_bend_away(p, seed):
+    known = limited(p)
+    found = Sampler(Double(known.log_density), np.array(known.mean), np.full(p, 0.5), seed, is_cheap=True).run()
+    agrees(known, found)
+
+
+@pytest.mark.parametrize("seed", THREE_SEEDS)
+def test_an_integral_over_a_part(seed):
+    """Where log m is -inf, there is nothing."""
+    found, _ = sample(known := Known(
+        lambda g: np.where(g[:, 0] < 0.0, -0.5 * (g**2).sum(axis=1), -np.inf),
+        np.array([-np.sqrt(2.0 / np.pi), 0.0]), np.array([np.sqrt(1.0 - 2.0 / np.pi), 1.0]), np.log(np.pi),
+    ), seed)  # fmt: skip
+    assert not found.has_fit.all()
     agrees(known, found)
 
 
