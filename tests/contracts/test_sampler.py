@@ -612,7 +612,7 @@ def test_an_integral_over_a_part(seed):
     assert 0.2 < found.has_fit.mean() < 0.9
     agrees(known, found)
     total = logsumexp(found.log_marginal - found.log_density) - np.log(len(found.g))
-    assert abs(total - known.log_total) < 2.0 / np.sqrt(found.effective_size)
+    assert abs(total - known.log_total) < 0.05  # values without a fit are 0.12 of it
 
 
 @pytest.mark.parametrize("seed", THREE_SEEDS)
