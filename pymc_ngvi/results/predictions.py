@@ -87,11 +87,12 @@ class NewData:
 
     def with_steps_between(self, graph: PredictiveGraph) -> "NewData":
         """Return it with the labels that series have between those of the fit and new ones, in equal steps."""
-        series = [rv for rv in graph.model.basic_RVs if goes_in_steps(graph, rv)]
         lattices = {
             dim: lattice
-            for dim in self.labels.keys() & self.of_fit.keys() & {dim for rv in series for dim in self.dims(rv.name)}
-            if not self.along(dim) and (lattice := _lattice(self.labels[dim], self.of_fit[dim]))
+            for rv in graph.model.basic_RVs
+            for number, dim in enumerate(self.dims(rv.name))
+            if dim in self.labels and dim in self.of_fit and not self.along(dim) and goes_in_steps(graph, rv, number)
+            if (lattice := _lattice(self.labels[dim], self.of_fit[dim]))
         }
         arrays = self.arrays | {name: self.relabelled(name, lattices) for name in self.arrays}
         return replace(self, arrays=arrays, labels=self.labels | lattices)
@@ -217,11 +218,10 @@ def places_among(labels: Sequence[Any], others: Sequence[Any]) -> NDArray[np.int
     return np.array([place[label] for label in labels], dtype=np.intp)
 
 
-def goes_in_steps(graph: PredictiveGraph, rv: Any) -> bool:
-    """Tell whether the elements of a variable follow each other in steps, as those of a walk do."""
-    number = n_batch_axes(rv)
-    is_series = number < rv.type.ndim and is_continued(rv, number)
-    return (is_series or not rv.owner.op.ndim_supp) and graph.is_accumulated(rv)
+def goes_in_steps(graph: PredictiveGraph, rv: Any, number: int) -> bool:
+    """Tell whether the elements of a variable follow each other along an axis in steps, as those of a walk do."""
+    is_series = is_continued(rv, number) if number >= n_batch_axes(rv) else not rv.owner.op.ndim_supp
+    return is_series and graph.is_accumulated(rv)
 
 
 #: Steps of a series that are drawn to get to a label, at most.
@@ -436,9 +436,9 @@ class Treatments:
         for number, axis in axes.items():
             if not axis.new:
                 continue
+            if goes_in_steps(self.graph, rv, number):
+                self._check_steps(rv, number, axis)
             if number < n_batch:
-                if not rv.owner.op.ndim_supp and self.graph.is_accumulated(rv):
-                    self._check_steps(rv, number, axis)
                 if self.groups == "known":
                     what = "levels" if axis.labels is not None else "elements, at"
                     raise ValueError(
@@ -451,8 +451,6 @@ class Treatments:
                 mask = mask & (axis.positions >= 0).reshape(along)
             elif is_continued(rv, number):
                 n_known = axis.n_old
-                if self.graph.is_accumulated(rv):
-                    self._check_steps(rv, number, axis)
             else:
                 raise ValueError(
                     f"{rv.name!r} has new elements, {listed(axis.new)}, along {self._axis(rv, number)}, where elements "

@@ -234,6 +234,14 @@ def test_several_walks_go_on_and_new_ones_begin():
     assert found[:, 2, 13].var() == pytest.approx(13.01, rel=5 * OF_VARIANCE)
 
 
+def test_numbers_of_shops_are_no_time():
+    with pm.Model(coords={"time": TIMES, "shop": [1, 2, 3]}) as model:
+        walk = pm.GaussianRandomWalk("walk", 0.0, 1.0, init_dist=pm.Normal.dist(5.0, 0.1), dims=("shop", "time"))
+        pm.Normal("y", walk, 0.1, observed=np.zeros((3, 12)), dims=("shop", "time"))
+    with pytest.raises(ValueError, match="'walk' has levels 7 along dim 'shop' that were not in the fit"):
+        approximation(model).predict({"shop": [1, 2, 3, 7]}, var_names=["walk"])
+
+
 def test_sums_of_innovations_go_on():
     with pm.Model(coords={"time": TIMES}) as model:
         scale, shock = pm.HalfNormal("scale"), pm.Normal("shock", dims="time")
