@@ -228,20 +228,28 @@ def goes_in_steps(graph: PredictiveGraph, rv: Any, number: int) -> bool:
 _MOST_STEPS = 100_000
 
 
+def _in_steps(labels: Any, n: int) -> Array:
+    """Return how far labels are from those before them, in the equal steps of the first ``n``; none without such."""
+    array = np.asarray(labels)
+    if n <= 2 or array.dtype.kind not in "iufM":
+        return np.empty(0)
+    steps = np.diff(array) / (array[1] - array[0])
+    return steps if np.allclose(steps[: n - 1], 1.0) else np.empty(0)
+
+
 def _lattice(labels: list[Any], of_fit: Sequence[Any]) -> list[Any]:
     """Return labels in the equal steps of the first ones, those of the fit, to the last; none where some lie between.
 
     None either where nothing is left out.
     """
-    n, array = len(of_fit), np.asarray(labels)
-    if n <= 2 or array.dtype.kind not in "iufM" or len(labels) <= n or labels[:n] != list(of_fit):
+    n, array, steps = len(of_fit), np.asarray(labels), _in_steps(labels, len(of_fit))
+    whole, is_whole = np.round(steps), np.isclose(steps, np.round(steps)) & (steps > 0.5)
+    if not len(steps) or labels[:n] != list(of_fit) or not is_whole.all() or whole.sum() > _MOST_STEPS:
         return []
-    steps = np.diff(array)
-    whole = steps / steps[0]
-    if (whole[: n - 1] != 1.0).any() or (whole == 1.0).all() or (whole <= 0.0).any() or whole.sum() > _MOST_STEPS:
-        return []
-    lattice = array[0] + np.arange(round(whole.sum()) + 1) * steps[0]
-    return _levels(lattice) if np.isin(array, lattice).all() else []
+    places = np.append(0, np.cumsum(whole)).astype(np.intp)
+    lattice = array[0] + np.arange(places[-1] + 1) * (array[1] - array[0])
+    lattice[places] = array  # to the last digit
+    return _levels(lattice) if len(lattice) > len(array) else []
 
 
 def _plain(label: Any) -> Any:
@@ -564,15 +572,13 @@ class Treatments:
 
     def _check_steps(self, rv: Any, number: int, axis: _Axis) -> None:
         """Raise ValueError where labels of new elements leave out some that the steps of a series would have."""
-        labels = np.asarray(axis.labels)
-        if labels.dtype.kind not in "iufM" or axis.n_old <= 2:
-            return
-        steps = np.diff(labels)
-        if (steps[: axis.n_old - 1] == steps[0]).all() and (steps != steps[0]).any():
-            first = int(np.flatnonzero(steps != steps[0])[0])
+        labels, is_one = np.asarray(axis.labels), np.isclose(_in_steps(axis.labels, axis.n_old), 1.0)
+        if not is_one.all():
+            first = int(np.argmin(is_one))
             raise ValueError(
                 f"Labels along {self._axis(rv, number)} of {rv.name!r} go from {labels[first]} to {labels[first + 1]}, "
-                f"and each element is one step, of {steps[0]}, from that before it: give those in between as well."
+                f"and each element is one step, of {labels[1] - labels[0]}, from that before it: give those in between "
+                "as well."
             )
 
     def _check_order(self, rv: Any, axes: Mapping[int, _Axis]) -> None:

@@ -675,15 +675,16 @@ BEFORE_25 = [(range(26), 25), ([*range(20), 25], 20)]
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_a_gap_of_six_days_is_six_steps(seed):
-    days = np.arange(12) + np.datetime64("2026-01-01")
+@pytest.mark.parametrize("days", [np.arange(12) + np.datetime64("2026-01-01"), 0.1 * np.arange(12)])
+def test_a_gap_of_six_days_is_six_steps(days, seed):
     with pm.Model(coords={"day": days}) as model:
         walk = pm.GaussianRandomWalk("walk", 0.2, 0.5, init_dist=pm.Normal.dist(), dims="day")
         pm.Normal("y", walk, 0.1, observed=np.zeros(12), dims="day")
-    labels = [*days, days[-1] + np.timedelta64(6, "D")]
+    labels = [*days, days[-1] + 6 * (days[1] - days[0])]
     found = approximation(model).predict({"day": labels}, var_names=["walk", "y"], draws=N_DRAWS, random_seed=seed)
     walk = found["predictions"]["walk"].values[0]
     assert walk.shape == found["predictions"]["y"].shape[1:] == (N_DRAWS, 13)
+    np.testing.assert_array_equal(found["predictions"]["day"], labels)
     beyond = walk[:, -1] - walk[:, -2]
     np.testing.assert_allclose(beyond.mean(), 6 * 0.2, atol=4 * np.sqrt(6 * 0.25 / N_DRAWS))
     np.testing.assert_allclose(beyond.var(), 6 * 0.25, rtol=8 * OF_VARIANCE)
