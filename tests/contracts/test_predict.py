@@ -656,8 +656,12 @@ def test_labels_of_series_go_on_in_steps():
         sd = pm.HalfNormal("sd", 1)
         walk = pm.GaussianRandomWalk("walk", sigma=sd, init_dist=pm.Normal.dist(0, 1), dims="day")
         total = pm.math.cumsum(pm.Normal("shock", 0, sd, dims="day"))
-        pm.Normal("y", (walk + total)[pm.Data("at", np.arange(20))], 1, observed=np.zeros(20))
+        level = pm.Deterministic("level", (walk + total)[pm.Data("at", np.arange(20))])
+        pm.Normal("y", level, 1, observed=np.zeros(20))
     approx = approximation(model)
+    of_level = {"var_names": ["level"], "groups": "new", "random_seed": 1}
+    whole, tree = (approx.predict({"day": day, "at": [at]}, **of_level) for day, at in BEFORE_25)
+    assert whole["predictions"].to_dataset().equals(tree["predictions"].to_dataset())
     for options in ({"var_names": ["walk"]}, {"var_names": ["shock"], "groups": "new"}):
         with pytest.raises(ValueError, match=r"from 19\.0 to 25\.5, and each element is one step"):
             approx.predict({"day": [*range(20), 25.5], "at": [20]}, **options)
@@ -675,7 +679,7 @@ BEFORE_25 = [(range(26), 25), ([*range(20), 25], 20)]
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-@pytest.mark.parametrize("days", [np.arange(12) + np.datetime64("2026-01-01"), 0.1 * np.arange(12)])
+@pytest.mark.parametrize("days", [np.arange(12) + np.datetime64("2026-01-01"), np.cumsum([0.1] * 12)])
 def test_a_gap_of_six_days_is_six_steps(days, seed):
     with pm.Model(coords={"day": days}) as model:
         walk = pm.GaussianRandomWalk("walk", 0.2, 0.5, init_dist=pm.Normal.dist(), dims="day")
