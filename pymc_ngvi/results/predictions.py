@@ -87,11 +87,12 @@ class NewData:
 
     def with_steps_between(self, graph: PredictiveGraph) -> "NewData":
         """Return it with the labels that series have between those of the fit and new ones, in equal steps."""
-        series = [rv for rv in graph.model.basic_RVs if goes_in_steps(graph, rv)]
         lattices = {
             dim: lattice
-            for dim in self.labels.keys() & self.of_fit.keys() & {dim for rv in series for dim in self.dims(rv.name)}
-            if not self.along(dim) and (lattice := _lattice(self.labels[dim], self.of_fit[dim]))
+            for rv in graph.model.basic_RVs
+            for number, dim in enumerate(self.dims(rv.name))
+            if dim in self.labels and dim in self.of_fit and not self.along(dim) and goes_in_steps(graph, rv, number)
+            if (lattice := _lattice(self.labels[dim], self.of_fit[dim]))
         }
         arrays = self.arrays | {name: self.relabelled(name, lattices) for name in self.arrays}
         return replace(self, arrays=arrays, labels=self.labels | lattices)
@@ -217,15 +218,23 @@ def places_among(labels: Sequence[Any], others: Sequence[Any]) -> NDArray[np.int
     return np.array([place[label] for label in labels], dtype=np.intp)
 
 
-def goes_in_steps(graph: PredictiveGraph, rv: Any) -> bool:
-    """Tell whether the elements of a variable follow each other in steps, as those of a walk do."""
-    number = n_batch_axes(rv)
-    is_series = number < rv.type.ndim and is_continued(rv, number)
-    return (is_series or not rv.owner.op.ndim_supp) and graph.is_accumulated(rv)
+def goes_in_steps(graph: PredictiveGraph, rv: Any, number: int) -> bool:
+    """Tell whether the elements of a variable follow each other along an axis in steps, as those of a walk do."""
+    is_series = is_continued(rv, number) if number >= n_batch_axes(rv) else not rv.owner.op.ndim_supp
+    return is_series and graph.is_accumulated(rv)
 
 
 #: Steps of a series that are drawn to get to a label, at most.
 _MOST_STEPS = 100_000
+
+
+def _in_steps(labels: Any, n: int) -> Array:
+    """Return how far labels are from those before them, in the equal steps of the first ``n``; none without such."""
+    array = np.asarray(labels)
+    if n <= 2 or array.dtype.kind not in "iufM":
+        return np.empty(0)
+    steps = np.diff(array) / (array[1] - array[0])
+    return steps if np.allclose(steps[: n - 1], 1.0) else np.empty(0)
 
 
 def _lattice(labels: list[Any], of_fit: Sequence[Any]) -> list[Any]:
@@ -233,15 +242,14 @@ def _lattice(labels: list[Any], of_fit: Sequence[Any]) -> list[Any]:
 
     None either where nothing is left out.
     """
-    n, array = len(of_fit), np.asarray(labels)
-    if n <= 2 or array.dtype.kind not in "iufM" or len(labels) <= n or labels[:n] != list(of_fit):
+    n, array, steps = len(of_fit), np.asarray(labels), _in_steps(labels, len(of_fit))
+    whole, is_whole = np.round(steps), np.isclose(steps, np.round(steps)) & (steps > 0.5)
+    if not len(steps) or labels[:n] != list(of_fit) or not is_whole.all() or whole.sum() > _MOST_STEPS:
         return []
-    steps = np.diff(array)
-    whole = steps / steps[0]
-    if (whole[: n - 1] != 1.0).any() or (whole == 1.0).all() or (whole <= 0.0).any() or whole.sum() > _MOST_STEPS:
-        return []
-    lattice = array[0] + np.arange(round(whole.sum()) + 1) * steps[0]
-    return _levels(lattice) if np.isin(array, lattice).all() else []
+    places = np.append(0, np.cumsum(whole)).astype(np.intp)
+    lattice = array[0] + np.arange(places[-1] + 1) * (array[1] - array[0])
+    lattice[places] = array  # to the last digit
+    return _levels(lattice) if len(lattice) > len(array) else []
 
 
 def _plain(label: Any) -> Any:
@@ -436,9 +444,9 @@ class Treatments:
         for number, axis in axes.items():
             if not axis.new:
                 continue
+            if goes_in_steps(self.graph, rv, number):
+                self._check_steps(rv, number, axis)
             if number < n_batch:
-                if not rv.owner.op.ndim_supp and self.graph.is_accumulated(rv):
-                    self._check_steps(rv, number, axis)
                 if self.groups == "known":
                     what = "levels" if axis.labels is not None else "elements, at"
                     raise ValueError(
@@ -451,8 +459,6 @@ class Treatments:
                 mask = mask & (axis.positions >= 0).reshape(along)
             elif is_continued(rv, number):
                 n_known = axis.n_old
-                if self.graph.is_accumulated(rv):
-                    self._check_steps(rv, number, axis)
             else:
                 raise ValueError(
                     f"{rv.name!r} has new elements, {listed(axis.new)}, along {self._axis(rv, number)}, where elements "
@@ -566,15 +572,13 @@ class Treatments:
 
     def _check_steps(self, rv: Any, number: int, axis: _Axis) -> None:
         """Raise ValueError where labels of new elements leave out some that the steps of a series would have."""
-        labels = np.asarray(axis.labels)
-        if labels.dtype.kind not in "iufM" or axis.n_old <= 2:
-            return
-        steps = np.diff(labels)
-        if (steps[: axis.n_old - 1] == steps[0]).all() and (steps != steps[0]).any():
-            first = int(np.flatnonzero(steps != steps[0])[0])
+        labels, is_one = np.asarray(axis.labels), np.isclose(_in_steps(axis.labels, axis.n_old), 1.0)
+        if not is_one.all():
+            first = int(np.argmin(is_one))
             raise ValueError(
                 f"Labels along {self._axis(rv, number)} of {rv.name!r} go from {labels[first]} to {labels[first + 1]}, "
-                f"and each element is one step, of {steps[0]}, from that before it: give those in between as well."
+                f"and each element is one step, of {labels[1] - labels[0]}, from that before it: give those in between "
+                "as well."
             )
 
     def _check_order(self, rv: Any, axes: Mapping[int, _Axis]) -> None:

@@ -193,7 +193,7 @@ def sample_tree(
     trace, attrs, theta = sample_trace(posterior, kept, draws, rng, **how)
     more = dict(posterior.distribution.groups(posterior.layout))
     if rows:
-        more["log_likelihood"] = xr.Dataset({of.name: _by_row(model, of, theta, how.get("chains", 1)) for of in rows})
+        more["log_likelihood"] = xr.Dataset({of.name: _by_row(model, of, theta, trace.nchains) for of in rows})
     transformed = how.get("include_transformed")
     shown = how.get("var_names") is not None or (posterior.include_transformed if transformed is None else transformed)
     options["dims"] = posterior.dims | dict(options.get("dims") or {})

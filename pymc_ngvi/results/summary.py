@@ -17,7 +17,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
 from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent, suggestion
-from pymc_ngvi.core.psis import MOST_KHAT, khat_limit, pareto_khat, smoothed_tail, weigh
+from pymc_ngvi.core.psis import MOST_KHAT, khat_limit, pareto_khat, smoothed_tail, tail_length, weigh
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
@@ -498,10 +498,13 @@ def _heavy_tails(shown: xr.Dataset) -> list[str]:
             values = of.transpose(*_SAMPLE, ...).to_numpy().reshape(of.sizes["chain"] * of.sizes["draw"], -1)
             squares = (values - values.mean(axis=0)) ** 2
             few = values[:, squares.max(axis=0) > _FEW_DECIDE * squares.sum(axis=0)]
-            khats = [smoothed_tail(tail)[1] for tail in np.log(np.abs(few - np.median(few, axis=0))).T]
+            tails = np.log(np.abs(few - np.median(few, axis=0)))
+            # Where fewer draws than make a tail are elsewhere than most, they tell no shape of it.
+            is_tail = np.isfinite(tails).sum(axis=0) > tail_length(len(tails))
+            khats = [smoothed_tail(tail)[1] for tail in tails[:, is_tail].T]
             heavy += [name] * bool(max(khats, default=0.0) > MOST_KHAT)
     said = f"The mean and the sd of {listed(heavy, '`{}`', N_NAMED)} are those of a few extreme draws"
-    return [f"{said}: it may have neither. Look at quantiles."] if heavy else []
+    return [f"{said}, and may not exist. Look at quantiles."] if heavy else []
 
 
 # --- how much a posterior depends on its priors, and on the data ---

@@ -234,6 +234,14 @@ def test_several_walks_go_on_and_new_ones_begin():
     assert found[:, 2, 13].var() == pytest.approx(13.01, rel=5 * OF_VARIANCE)
 
 
+def test_numbers_of_shops_are_no_time():
+    with pm.Model(coords={"time": TIMES, "shop": [1, 2, 3]}) as model:
+        walk = pm.GaussianRandomWalk("walk", 0.0, 1.0, init_dist=pm.Normal.dist(5.0, 0.1), dims=("shop", "time"))
+        pm.Normal("y", walk, 0.1, observed=np.zeros((3, 12)), dims=("shop", "time"))
+    with pytest.raises(ValueError, match="'walk' has levels 7 along dim 'shop' that were not in the fit"):
+        approximation(model).predict({"shop": [1, 2, 3, 7]}, var_names=["walk"])
+
+
 def test_sums_of_innovations_go_on():
     with pm.Model(coords={"time": TIMES}) as model:
         scale, shock = pm.HalfNormal("scale"), pm.Normal("shock", dims="time")
@@ -648,8 +656,12 @@ def test_labels_of_series_go_on_in_steps():
         sd = pm.HalfNormal("sd", 1)
         walk = pm.GaussianRandomWalk("walk", sigma=sd, init_dist=pm.Normal.dist(0, 1), dims="day")
         total = pm.math.cumsum(pm.Normal("shock", 0, sd, dims="day"))
-        pm.Normal("y", (walk + total)[pm.Data("at", np.arange(20))], 1, observed=np.zeros(20))
+        level = pm.Deterministic("level", (walk + total)[pm.Data("at", np.arange(20))])
+        pm.Normal("y", level, 1, observed=np.zeros(20))
     approx = approximation(model)
+    of_level = {"var_names": ["level"], "groups": "new", "random_seed": 1}
+    whole, tree = (approx.predict({"day": day, "at": [at]}, **of_level) for day, at in BEFORE_25)
+    assert whole["predictions"].to_dataset().equals(tree["predictions"].to_dataset())
     for options in ({"var_names": ["walk"]}, {"var_names": ["shock"], "groups": "new"}):
         with pytest.raises(ValueError, match=r"from 19\.0 to 25\.5, and each element is one step"):
             approx.predict({"day": [*range(20), 25.5], "at": [20]}, **options)
@@ -667,15 +679,16 @@ BEFORE_25 = [(range(26), 25), ([*range(20), 25], 20)]
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_a_gap_of_six_days_is_six_steps(seed):
-    days = np.arange(12) + np.datetime64("2026-01-01")
+@pytest.mark.parametrize("days", [np.arange(12) + np.datetime64("2026-01-01"), np.cumsum([0.1] * 12)])
+def test_a_gap_of_six_days_is_six_steps(days, seed):
     with pm.Model(coords={"day": days}) as model:
         walk = pm.GaussianRandomWalk("walk", 0.2, 0.5, init_dist=pm.Normal.dist(), dims="day")
         pm.Normal("y", walk, 0.1, observed=np.zeros(12), dims="day")
-    labels = [*days, days[-1] + np.timedelta64(6, "D")]
+    labels = [*days, days[-1] + 6 * (days[1] - days[0])]
     found = approximation(model).predict({"day": labels}, var_names=["walk", "y"], draws=N_DRAWS, random_seed=seed)
     walk = found["predictions"]["walk"].values[0]
     assert walk.shape == found["predictions"]["y"].shape[1:] == (N_DRAWS, 13)
+    np.testing.assert_array_equal(found["predictions"]["day"], labels)
     beyond = walk[:, -1] - walk[:, -2]
     np.testing.assert_allclose(beyond.mean(), 6 * 0.2, atol=4 * np.sqrt(6 * 0.25 / N_DRAWS))
     np.testing.assert_allclose(beyond.var(), 6 * 0.25, rtol=8 * OF_VARIANCE)

@@ -76,6 +76,7 @@ def test_a_quantity_without_a_mean_is_told_so():
         scale = pm.HalfCauchy("scale", 1.0)
         pm.Deterministic("variance", scale**2)
         pm.Deterministic("rate", pm.math.exp(mu))
+        pm.Deterministic("is_rare", pm.math.where(mu > 1.4, 1, 0))
         pm.Normal("y", mu, 1.0, observed=[0.5, -0.2, 0.1])
     said = pymc_ngvi.fit_ngvi(model, **QUIET).summary().notes[-1]
     assert said.startswith("The mean and the sd of `scale`, `variance` are those of a few extreme draws")
