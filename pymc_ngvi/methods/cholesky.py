@@ -39,7 +39,7 @@ SUFFIX_SUMS = 40
 
 
 def times_lower_half(q: AnyGaussian, error: Array | Outer) -> Array:
-    """Return the factor times the lower triangle of I - A with a longest_step diagonal.
+    """Return the factor times the lower triangle of I - A with a halved diagonal.
 
     Few outer products take O(n_dim^2): sums over the columns from j on are suffix sums.
     """
@@ -105,7 +105,7 @@ def cholesky[S: AnyGaussian](state: S, moments: Moments, step_size: float, corre
     r"""Natural gradient in the mean and the Cholesky factor of the covariance [1]_ (its algorithms 1b and 1c).
 
     With :math:`\Sigma = C C^T` and whitened moments :math:`\tilde g = C^T E_q[\nabla \log p]`, A: :math:`\mu' = \mu +
-    \rho C \tilde g` and :math:`C' = C + \rho C \,\mathrm{tril}_{1/2}(I - A)`, the lower triangle with a longest_step
+    \rho C \tilde g` and :math:`C' = C + \rho C \,\mathrm{tril}_{1/2}(I - A)`, the lower triangle with a halved
     diagonal. With gradients only, the lower triangle of I - A is that of :math:`E[w z^T]`, :math:`w = C^T \nabla(\log p
     - \log q)`, which costs O(d^2) a draw: algorithm 1b. Algorithm 1c is the same for a block-diagonal C.
 
@@ -299,8 +299,7 @@ class Adam(Coordinates[_Memory]):
 # References
 # ----------
 # .. [1] L. S. L. Tan (2025). Analytic natural gradient updates for Cholesky factor in Gaussian variational
-# approximation.
-#    https://doi.org/10.48550/arXiv.2109.00375
+#    approximation. https://doi.org/10.48550/arXiv.2109.00375
 
 
 #: Step length for each square root of a parameter.
