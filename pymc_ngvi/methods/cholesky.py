@@ -212,11 +212,6 @@ class Coordinates[M](Stochastic[M]):
         return None if found is None else Advance(with_positive_diagonal(found[0]), found[0], step_size, memory)
 
 
-def zeros_like(q: AnyGaussian) -> Parameters:
-    """Return zeros in the coordinates of a state: a memory before the first iteration."""
-    return Parameters(np.zeros_like(q.location), np.zeros_like(q.factor))
-
-
 # --- step rule `sgd`: stochastic gradient ascent in the coordinates of mean and Cholesky factor, for comparison ---
 
 
@@ -275,7 +270,7 @@ class Adam(Coordinates[_Memory]):
     def _follow(
         self, state: StochasticState[_Memory], direction: Parameters, moments: Moments
     ) -> Advance[_Memory] | None:
-        first, second = state.memory or [zeros_like(state.iterate)] * 2
+        first, second = state.memory or [Parameters(*map(np.zeros_like, direction))] * 2
         memory = _Memory(
             Parameters(*(MOMENTUM * m + (1.0 - MOMENTUM) * d for m, d in zip(first, direction, strict=True))),
             Parameters(*(_BETA_2 * m + (1.0 - _BETA_2) * d * d for m, d in zip(second, direction, strict=True))),
@@ -323,7 +318,7 @@ class SNNGM(Coordinates[Parameters]):
         if not np.isfinite(norm):
             return None
         part = (1.0 - MOMENTUM) / norm if norm > 0.0 else 0.0  # at the very optimum, path gradients are 0
-        before = state.memory or zeros_like(iterate)
+        before = state.memory or Parameters(*map(np.zeros_like, direction))
         momentum = Parameters(*(part * d + MOMENTUM * m for m, d in zip(before, direction, strict=True)))
         length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
         scale = length / (1.0 - MOMENTUM**state.t)
