@@ -310,9 +310,6 @@ def rescaled_gap(moments: Moments, pairs: Sequence[Pair]) -> Moments:
     )
 
 
-#: Whitened error of a mean that a converged fit may have.
-MAX_ERROR = 0.1
-
 # --- standard deviations that grow without end: a sign of an improper posterior ---
 #
 # Where log p has no curvature in some direction, natural steps double the variance there, for ever: the ELBO gains the
@@ -415,6 +412,17 @@ def near(q: AnyGaussian) -> float:
     return max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim))
 
 
+#: Whitened error of a mean that a converged fit may have.
+_MAX_ERROR = 0.1
+
+
+def is_at_rest(q: AnyGaussian, moments: Moments) -> bool:
+    """Tell whether no mean and no scale is off by more than a converged fit may leave, and two standard errors."""
+    of_mean = np.abs(moments.grad) - 2.0 * moments.grad_se
+    of_scale = np.abs(q.curvature_diagonal(moments.curvature) - 1.0) - 2.0 * moments.curvature_se
+    return bool(np.max(of_mean, initial=0.0) <= _MAX_ERROR and np.max(of_scale, initial=0.0) <= MAX_CURVATURE_ERROR)
+
+
 def secants_serve(q: AnyGaussian, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
     if not q.exact_metric:
@@ -500,11 +508,7 @@ class Adaptive(Schedule[AdaptiveState, AnyGaussian, Evaluation], StepRule[AnyGau
         return is_near(state.q, state.moments, gap)
 
     def _is_at_rest(self, state: AdaptiveState) -> bool:
-        m = state.moments
-        error = np.abs(m.grad) - 2.0 * m.grad_se
-        curvature_error = np.abs(state.q.curvature_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
-        mean_met = np.max(error, initial=0.0) <= MAX_ERROR
-        return bool(mean_met and np.max(curvature_error, initial=0.0) <= MAX_CURVATURE_ERROR)
+        return is_at_rest(state.q, state.moments)
 
     def _is_kinked(self, state: AdaptiveState) -> bool:
         return is_kinked(state.q, state.base, state.evaluation, state.moments)

@@ -33,11 +33,10 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.methods.adaptive import MAX_ERROR, Adaptive, AdaptiveState, is_near
+from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState, is_at_rest, is_near
 from pymc_ngvi.methods.estimators import Estimator, Moments, Nats, Update, gap_of, stein
 from pymc_ngvi.methods.schedule import (
     FEW_DRAWS,
-    MAX_CURVATURE_ERROR,
     NEAR_NATS,
     Belief,
     Failure,
@@ -404,10 +403,8 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         return float(np.var(h)) if len(h) else 0.0
 
     def _is_at_rest(self, state: AsStudentT) -> bool:
-        m, x, most = state.moments.gaussian, state.moments, _most_tail_error(state.q)
-        error: Array = np.abs(m.grad) - 2.0 * m.grad_se
-        of_scale = np.abs(state.q.gaussian.curvature_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
-        if error.max() > MAX_ERROR or of_scale.max() > MAX_CURVATURE_ERROR:
+        x, most = state.moments, _most_tail_error(state.q)
+        if not is_at_rest(state.q.gaussian, x.gaussian):
             return False
         # Where the largest set can't tell the shape any better, it makes no difference to the ELBO.
         return bool(state.rounds > 0 or max(abs(x.tail_step) - x.tail_se, x.tail_se) <= most)
