@@ -40,6 +40,7 @@ from pymc_ngvi.methods.schedule import (
     ScheduleState,
     Step,
     is_kinked,
+    is_not_below,
     search,
 )
 
@@ -194,7 +195,7 @@ def _fitted(tools: Tools, given: Conditioned, q: AnyGaussian) -> AnyGaussian:
         found = search(
             functools.partial(_stepped, tools.update, q, moments),
             lambda state: tools.estimator.evaluate(given, state, tools.base),
-            functools.partial(_is_not_below, evaluation),
+            functools.partial(is_not_below, evaluation, slack=ROUNDING * abs(evaluation.elbo)),
             elbo=evaluation.elbo,
             slope=2.0 * moments.gap,
             first=1.0,
@@ -209,11 +210,6 @@ def _fitted(tools: Tools, given: Conditioned, q: AnyGaussian) -> AnyGaussian:
 
 def _stepped(update: Update, q: AnyGaussian, moments: Moments, rho: float) -> AnyGaussian | None:
     return update(q, moments, rho, True)
-
-
-def _is_not_below(old: Evaluation, new: Evaluation) -> bool:
-    loses = not np.isfinite(new.elbo) or new.finite.sum() < old.finite.sum()
-    return bool(not loses and new.elbo >= old.elbo - ROUNDING * abs(old.elbo))
 
 
 # --- a secant correction of natural-gradient steps near the optimum ---
