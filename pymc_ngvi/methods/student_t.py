@@ -48,18 +48,6 @@ from pymc_ngvi.methods.schedule import (
     search,
 )
 
-# --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---
-# With q the t density, :math:`h = \log p - \log q` and w the mixing variable, the natural gradient of mean and
-# precision of the Gaussian inside, N(mu, Sigma), is :math:`E_q[\nabla h]` and :math:`-E_q[w \nabla^2 h]` [1]_: that of
-# a Gaussian whose target is :math:`\log p + \log(N / q)`, under other draws. So every update and every estimator for
-# Gaussians serves. The expectation with w is a mean over draws of another mixture: w times the density of
-# InvGamma(a, a) is a/(a - 1) times that of InvGamma(a - 1, a).
-#
-# References
-# ----------
-# .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
-#    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
-
 # --- the Fisher information of a Student-t in closed form, and how draws move with the shape ---
 # The metric of natural gradients of scale mixtures [1]_ is the Fisher information of theta *and* the mixing variable w.
 # That of theta alone, which is the curvature of the ELBO where the posterior is a t, is smaller: by a factor of 43 for
@@ -166,6 +154,16 @@ class Metric:
 
 
 # --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---
+# With q the t density, :math:`h = \log p - \log q` and w the mixing variable, the natural gradient of mean and
+# precision of the Gaussian inside, N(mu, Sigma), is :math:`E_q[\nabla h]` and :math:`-E_q[w \nabla^2 h]` [1]_: that of
+# a Gaussian whose target is :math:`\log p + \log(N / q)`, under other draws. So every update and every estimator for
+# Gaussians serves. The expectation with w is a mean over draws of another mixture: w times the density of
+# InvGamma(a, a) is a/(a - 1) times that of InvGamma(a - 1, a).
+#
+# References
+# ----------
+# .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
+#    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
 #: Range of 1/a, the coordinate in which the ELBO is near-quadratic for Gaussian targets, too; and its rounding.
 LEAST_TAIL, MOST_TAIL, _ROUNDING = 1.0 / MOST_SHAPE, 1.0 / LEAST_SHAPE, 1e-9
