@@ -40,6 +40,7 @@ from pymc_ngvi.methods.schedule import (
     ScheduleState,
     Step,
     is_kinked,
+    is_not_below,
     search,
 )
 
@@ -194,7 +195,7 @@ def _fitted(tools: Tools, given: Conditioned, q: AnyGaussian) -> AnyGaussian:
         found = search(
             functools.partial(_stepped, tools.update, q, moments),
             lambda state: tools.estimator.evaluate(given, state, tools.base),
-            functools.partial(_is_not_below, evaluation),
+            functools.partial(is_not_below, evaluation, slack=ROUNDING * abs(evaluation.elbo)),
             elbo=evaluation.elbo,
             slope=2.0 * moments.gap,
             first=1.0,
@@ -209,11 +210,6 @@ def _fitted(tools: Tools, given: Conditioned, q: AnyGaussian) -> AnyGaussian:
 
 def _stepped(update: Update, q: AnyGaussian, moments: Moments, rho: float) -> AnyGaussian | None:
     return update(q, moments, rho, True)
-
-
-def _is_not_below(old: Evaluation, new: Evaluation) -> bool:
-    loses = not np.isfinite(new.elbo) or new.finite.sum() < old.finite.sum()
-    return bool(not loses and new.elbo >= old.elbo - ROUNDING * abs(old.elbo))
 
 
 # --- a secant correction of natural-gradient steps near the optimum ---
@@ -309,9 +305,6 @@ def rescaled_gap(moments: Moments, pairs: Sequence[Pair]) -> Moments:
         floor_sd=float(np.sqrt(off_diagonal / (n * (n - 1)) / (2.0 * n * (n - 1)))) if n > 1 else np.inf,
     )
 
-
-#: Whitened error of a mean that a converged fit may have.
-MAX_ERROR = 0.1
 
 # --- standard deviations that grow without end: a sign of an improper posterior ---
 #
@@ -415,6 +408,17 @@ def near(q: AnyGaussian) -> float:
     return max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim))
 
 
+#: Whitened error of a mean that a converged fit may have.
+_MAX_ERROR = 0.1
+
+
+def is_at_rest(q: AnyGaussian, moments: Moments) -> bool:
+    """Tell whether no mean and no scale is off by more than a converged fit may leave, and two standard errors."""
+    of_mean = np.abs(moments.grad) - 2.0 * moments.grad_se
+    of_scale = np.abs(q.curvature_diagonal(moments.curvature) - 1.0) - 2.0 * moments.curvature_se
+    return bool(np.max(of_mean, initial=0.0) <= _MAX_ERROR and np.max(of_scale, initial=0.0) <= MAX_CURVATURE_ERROR)
+
+
 def secants_serve(q: AnyGaussian, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
     if not q.exact_metric:
@@ -500,11 +504,7 @@ class Adaptive(Schedule[AdaptiveState, AnyGaussian, Evaluation], StepRule[AnyGau
         return is_near(state.q, state.moments, gap)
 
     def _is_at_rest(self, state: AdaptiveState) -> bool:
-        m = state.moments
-        error = np.abs(m.grad) - 2.0 * m.grad_se
-        curvature_error = np.abs(state.q.curvature_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
-        mean_met = np.max(error, initial=0.0) <= MAX_ERROR
-        return bool(mean_met and np.max(curvature_error, initial=0.0) <= MAX_CURVATURE_ERROR)
+        return is_at_rest(state.q, state.moments)
 
     def _is_kinked(self, state: AdaptiveState) -> bool:
         return is_kinked(state.q, state.base, state.evaluation, state.moments)

@@ -39,7 +39,7 @@ SUFFIX_SUMS = 40
 
 
 def times_lower_half(q: AnyGaussian, error: Array | Outer) -> Array:
-    """Return the factor times the lower triangle of I - A with a longest_step diagonal.
+    """Return the factor times the lower triangle of I - A with a halved diagonal.
 
     Few outer products take O(n_dim^2): sums over the columns from j on are suffix sums.
     """
@@ -105,7 +105,7 @@ def cholesky[S: AnyGaussian](state: S, moments: Moments, step_size: float, corre
     r"""Natural gradient in the mean and the Cholesky factor of the covariance [1]_ (its algorithms 1b and 1c).
 
     With :math:`\Sigma = C C^T` and whitened moments :math:`\tilde g = C^T E_q[\nabla \log p]`, A: :math:`\mu' = \mu +
-    \rho C \tilde g` and :math:`C' = C + \rho C \,\mathrm{tril}_{1/2}(I - A)`, the lower triangle with a longest_step
+    \rho C \tilde g` and :math:`C' = C + \rho C \,\mathrm{tril}_{1/2}(I - A)`, the lower triangle with a halved
     diagonal. With gradients only, the lower triangle of I - A is that of :math:`E[w z^T]`, :math:`w = C^T \nabla(\log p
     - \log q)`, which costs O(d^2) a draw: algorithm 1b. Algorithm 1c is the same for a block-diagonal C.
 
@@ -212,11 +212,6 @@ class Coordinates[M](Stochastic[M]):
         return None if found is None else Advance(with_positive_diagonal(found[0]), found[0], step_size, memory)
 
 
-def zeros_like(q: AnyGaussian) -> Parameters:
-    """Return zeros in the coordinates of a state: a memory before the first iteration."""
-    return Parameters(np.zeros_like(q.location), np.zeros_like(q.factor))
-
-
 # --- step rule `sgd`: stochastic gradient ascent in the coordinates of mean and Cholesky factor, for comparison ---
 
 
@@ -275,7 +270,7 @@ class Adam(Coordinates[_Memory]):
     def _follow(
         self, state: StochasticState[_Memory], direction: Parameters, moments: Moments
     ) -> Advance[_Memory] | None:
-        first, second = state.memory or [zeros_like(state.iterate)] * 2
+        first, second = state.memory or [Parameters(*map(np.zeros_like, direction))] * 2
         memory = _Memory(
             Parameters(*(MOMENTUM * m + (1.0 - MOMENTUM) * d for m, d in zip(first, direction, strict=True))),
             Parameters(*(_BETA_2 * m + (1.0 - _BETA_2) * d * d for m, d in zip(second, direction, strict=True))),
@@ -299,8 +294,7 @@ class Adam(Coordinates[_Memory]):
 # References
 # ----------
 # .. [1] L. S. L. Tan (2025). Analytic natural gradient updates for Cholesky factor in Gaussian variational
-# approximation.
-#    https://doi.org/10.48550/arXiv.2109.00375
+#    approximation. https://doi.org/10.48550/arXiv.2109.00375
 
 
 #: Step length for each square root of a parameter.
@@ -324,7 +318,7 @@ class SNNGM(Coordinates[Parameters]):
         if not np.isfinite(norm):
             return None
         part = (1.0 - MOMENTUM) / norm if norm > 0.0 else 0.0  # at the very optimum, path gradients are 0
-        before = state.memory or zeros_like(iterate)
+        before = state.memory or Parameters(*map(np.zeros_like, direction))
         momentum = Parameters(*(part * d + MOMENTUM * m for m, d in zip(before, direction, strict=True)))
         length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
         scale = length / (1.0 - MOMENTUM**state.t)

@@ -20,6 +20,8 @@ References
    https://doi.org/10.48550/arXiv.2406.01870
 """
 
+import functools
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -32,7 +34,7 @@ from pymc_ngvi.core.types import Array, BaseDraws, Density, Evaluation, MeanHess
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.adaptive import Adaptive
 from pymc_ngvi.methods.estimators import Moments, Update, price
-from pymc_ngvi.methods.schedule import ROUNDING, Failure, search
+from pymc_ngvi.methods.schedule import ROUNDING, Failure, is_not_below, search
 from pymc_ngvi.methods.stochastic import Advance, Stochastic, StochasticState
 
 #: Nats, to second order, by which a step may move q without a look at where it leads.
@@ -125,12 +127,9 @@ class Decay(Stochastic[Steps]):
     ) -> Advance[Steps] | None:
         if advance.step_size**2 * moments.gap < _SMALL:
             return advance
-        slack = 0.0 if self._takes_gauss_newton else _SLACK
-        least = evaluation.elbo - slack * self._target.n_dim - ROUNDING * abs(evaluation.elbo)
-
-        def accepts(new: Evaluation) -> bool:
-            return bool(new.elbo >= least and new.finite.sum() >= evaluation.finite.sum())
-
+        of_noise = 0.0 if self._takes_gauss_newton else _SLACK * self._target.n_dim
+        slack = of_noise + ROUNDING * abs(evaluation.elbo)
+        accepts = functools.partial(is_not_below, evaluation, slack=slack)
         if accepts(self._estimator.evaluate(self._target, advance.iterate, base)):
             return advance
         start = self._memory(state).start

@@ -222,7 +222,7 @@ class Estimator(abc.ABC):
     def moments(
         self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
-        """Return the whitened moments of a `AnyGaussian`.
+        """Return the whitened moments of a Gaussian.
 
         Parameters
         ----------

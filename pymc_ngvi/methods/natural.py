@@ -49,7 +49,8 @@ def natural[S: AnyGaussian](state: S, moments: Moments, step_size: float, correc
 
     With precision S and step size :math:`\rho`: :math:`S' = (1-\rho) S - \rho E_q[\nabla^2 \log p]` and
     :math:`\mu' = \mu + \rho S'^{-1} E_q[\nabla \log p]` (the *new* precision). In whitened form nothing but
-    :math:`M = (1-\rho) I + \rho A` is needed. Exact in one step of size 1 for a Gaussian target.
+    :math:`M = (1-\rho) I + \rho A` is needed. Exact in one step of size 1 for a Gaussian target. Where S' is not
+    positive definite, ``correct`` gives the directions that are lost the second-order term of [3]_.
 
     References
     ----------

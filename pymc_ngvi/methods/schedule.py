@@ -340,6 +340,12 @@ def loses_draws(evaluation: Evaluated) -> bool:
     return evaluation.lost > MAX_LOST
 
 
+def is_not_below(old: Evaluated, new: Evaluated, slack: float) -> bool:
+    """Tell whether a step neither lowers the ELBO on the current draws by more than so much nor loses more of them."""
+    loses = not np.isfinite(new.elbo) or new.n_dropped > old.n_dropped
+    return bool(not loses and new.elbo >= old.elbo - slack)
+
+
 class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
     """Many steps on one set of draws, then one on each fresh set.
 
@@ -594,8 +600,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
     def _accepts(self, state: S, new: E) -> bool:
         """Tell whether a step neither lowers the ELBO on the current draws nor loses more of them."""
-        loses = not np.isfinite(new.elbo) or new.n_dropped > state.evaluation.n_dropped
-        return not loses and new.elbo >= state.elbo - self._slack(state)
+        return is_not_below(state.evaluation, new, self._slack(state))
 
     def _slack(self, state: S) -> float:
         """Return the nats by which the ELBO may fall on the draws in use, in a step that still counts as harmless.

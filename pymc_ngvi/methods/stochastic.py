@@ -293,7 +293,7 @@ class Stochastic[M](StepRule[AnyGaussian, StochasticState[M]]):
         if not self._measures_gap:  # nothing is to be spent on errors that serve no purpose
             base = replace(base, n_replicates=1)
         evaluation = self._estimator.evaluate(self._target, state.iterate, base)
-        n_dropped = state.n_dropped + int((~evaluation.finite).sum())
+        n_dropped = state.n_dropped + evaluation.n_dropped
         state = replace(state, t=state.t + 1, n_dropped=n_dropped, n_failed=state.n_failed + 1)
         if not evaluation.finite.any():
             return state

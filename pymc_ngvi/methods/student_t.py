@@ -33,11 +33,10 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.methods.adaptive import MAX_ERROR, Adaptive, AdaptiveState, is_near
+from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState, is_at_rest, is_near
 from pymc_ngvi.methods.estimators import Estimator, Moments, Nats, Update, gap_of, stein
 from pymc_ngvi.methods.schedule import (
     FEW_DRAWS,
-    MAX_CURVATURE_ERROR,
     NEAR_NATS,
     Belief,
     Failure,
@@ -48,18 +47,6 @@ from pymc_ngvi.methods.schedule import (
     loses_draws,
     search,
 )
-
-# --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---
-# With q the t density, :math:`h = \log p - \log q` and w the mixing variable, the natural gradient of mean and
-# precision of the Gaussian inside, N(mu, Sigma), is :math:`E_q[\nabla h]` and :math:`-E_q[w \nabla^2 h]` [1]_: that of
-# a Gaussian whose target is :math:`\log p + \log(N / q)`, under other draws. So every update and every estimator for
-# Gaussians serves. The expectation with w is a mean over draws of another mixture: w times the density of
-# InvGamma(a, a) is a/(a - 1) times that of InvGamma(a - 1, a).
-#
-# References
-# ----------
-# .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
-#    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
 # --- the Fisher information of a Student-t in closed form, and how draws move with the shape ---
 # The metric of natural gradients of scale mixtures [1]_ is the Fisher information of theta *and* the mixing variable w.
@@ -167,6 +154,16 @@ class Metric:
 
 
 # --- natural gradients of a Student-t: a Gaussian problem with another target, and one more coordinate, the shape ---
+# With q the t density, :math:`h = \log p - \log q` and w the mixing variable, the natural gradient of mean and
+# precision of the Gaussian inside, N(mu, Sigma), is :math:`E_q[\nabla h]` and :math:`-E_q[w \nabla^2 h]` [1]_: that of
+# a Gaussian whose target is :math:`\log p + \log(N / q)`, under other draws. So every update and every estimator for
+# Gaussians serves. The expectation with w is a mean over draws of another mixture: w times the density of
+# InvGamma(a, a) is a/(a - 1) times that of InvGamma(a - 1, a).
+#
+# References
+# ----------
+# .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
+#    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
 #: Range of 1/a, the coordinate in which the ELBO is near-quadratic for Gaussian targets, too; and its rounding.
 LEAST_TAIL, MOST_TAIL, _ROUNDING = 1.0 / MOST_SHAPE, 1.0 / LEAST_SHAPE, 1e-9
@@ -404,10 +401,8 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         return float(np.var(h)) if len(h) else 0.0
 
     def _is_at_rest(self, state: AsStudentT) -> bool:
-        m, x, most = state.moments.gaussian, state.moments, _most_tail_error(state.q)
-        error: Array = np.abs(m.grad) - 2.0 * m.grad_se
-        of_scale = np.abs(state.q.gaussian.curvature_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
-        if error.max() > MAX_ERROR or of_scale.max() > MAX_CURVATURE_ERROR:
+        x, most = state.moments, _most_tail_error(state.q)
+        if not is_at_rest(state.q.gaussian, x.gaussian):
             return False
         # Where the largest set can't tell the shape any better, it makes no difference to the ELBO.
         return bool(state.rounds > 0 or max(abs(x.tail_step) - x.tail_se, x.tail_se) <= most)
