@@ -80,7 +80,6 @@ _DERIVED = {
     "gradient": lambda logp, theta: ([theta], [logp]),
     "hessian_product": lambda grad, theta, direction: ([theta, direction], [grad]),
     "over_draws": lambda outputs, theta: ([theta], outputs),
-    "over_directions": lambda product, direction: ([direction], [product]),
     "over_draws_and_directions": lambda product, theta, direction: ([theta, direction], [product]),
 }
 

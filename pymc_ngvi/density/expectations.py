@@ -105,8 +105,10 @@ class Expectations:
         other = copy.copy(self)
         place = np.full(len(self.terms.slope), -1, dtype=np.int64)
         place[predictors] = np.arange(len(predictors))
-        other.functions = [rows.at(place[rows.index], (place[rows.index] >= 0).all(axis=1)) for rows in self.functions]
-        other.functions = [rows for rows in other.functions if len(rows.index)]
+        kept = [np.flatnonzero((place[rows.index] >= 0).all(axis=1)) for rows in self.functions]
+        other.functions = [
+            rows.some(at, place[rows.index[at]]) for rows, at in zip(self.functions, kept, strict=True) if len(at)
+        ]
         other.terms = replace(self.terms, slope=self.terms.slope[predictors])
         other.constant = self.constant + constant
         other._sum_up(linear)

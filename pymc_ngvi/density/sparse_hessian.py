@@ -46,7 +46,7 @@ class SparseHessian:
         self._structure: HessianPattern | None = None
         self._found: tuple[ColouredHessian | None] | None = None
         # The last pattern that was coloured.
-        self._last: tuple[Pattern | None, Colouring | None] = (None, None)
+        self._last: tuple[Pattern, Colouring] | None = None
         self._rng = np.random.default_rng(0)
         self._n_calls = self.n_widened = 0
         #: Whether products have told that the Hessian is dense, or where it is not.
@@ -111,11 +111,9 @@ class SparseHessian:
         """Return what evaluates a pattern; None where the matrix counts as dense: where half of the work is left."""
         if pattern is None or pattern.is_full:
             return None
-        last, colouring = self._last
-        if last is None or not (pattern is last or pattern.equals(last)):
-            colouring = Colouring.of(pattern)
-            self._last = pattern, colouring
-        assert colouring is not None
+        if self._last is None or not pattern.equals(self._last[0]):
+            self._last = pattern, Colouring.of(pattern)
+        colouring = self._last[1]
         few = 2 * colouring.n_colours <= pattern.n_dim and colouring.n_colours * pattern.n_dim <= MOST_NUMBERS
         return ColouredHessian(pattern, colouring, self._products) if few and self._error() is None else None
 

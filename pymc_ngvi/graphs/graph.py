@@ -224,12 +224,6 @@ def over_draws(outputs: list[Variable], theta: Variable) -> tuple[Variable, list
     ]
 
 
-def over_directions(product: Variable, direction: Variable) -> tuple[Variable, Variable]:
-    """Vectorise a function of a direction, as a Hessian-vector product is, over directions, (n_directions, n_dim)."""
-    directions, [batched] = over_draws([product], direction)
-    return directions, batched
-
-
 def over_draws_and_directions(
     product: Variable, theta: Variable, direction: Variable
 ) -> tuple[Variable, Variable, Variable]:
@@ -237,7 +231,7 @@ def over_draws_and_directions(
 
     What depends on theta alone has no axis of directions, and is computed once for each draw.
     """
-    directions, along = over_directions(product, direction)
-    [along] = list(rewrite_graph(copy_of([along]), custom_rewrite=_SHAPES, include=("ShapeOpt",)).outputs)
+    directions, along = over_draws([product], direction)
+    [along] = list(rewrite_graph(copy_of(along), custom_rewrite=_SHAPES, include=("ShapeOpt",)).outputs)
     draws, [batched] = over_draws([along], theta)
     return draws, directions, batched

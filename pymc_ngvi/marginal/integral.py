@@ -119,8 +119,7 @@ class TreeIntegral:
         self, part: SomeBlocks, g: Array, about: Centres, size: int
     ) -> tuple[Integral, Centres, Array, NDArray[np.bool_]]:
         """Return the integrals of some blocks, their centres, skewness, and which of them are lost."""
-        rules = references(self.forest.n_levels)
-        rule = max(self.rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)
+        rule = self.rule.sure
         wider_size = max(1, size * len(self.rule.nodes) // len(rule.nodes))
         one, found, pending = _about(part, self.rule, g, about, size)
         of_blocks, skew = one.of_blocks, one.shape.skew
@@ -165,13 +164,12 @@ class TreeIntegral:
 
     def settles(self, points: TreePairs, weights: Array) -> bool:
         """Tell whether the nodes are enough at weighted points; where they are not, there are more from then on."""
-        rule = self.rule
+        rule, order = self.rule, np.argsort(points.g, axis=0)
         # Some points by weight, and the far ends of each coordinate, where more nodes change most.
-        order, rules = np.argsort(points.g, axis=0), references(self.forest.n_levels)
         total, every = np.cumsum(weights[order], axis=0), np.arange(points.g.shape[1])
         ends = [order[(total < part * total[-1]).sum(axis=0), every] for part in (_END, 1.0 - _END)]
         few = np.unique(np.concatenate([evenly_picked(weights, N_COMPARED, 0.5), *ends]))
-        self.rule = max(rule, rules[len(rules) // 2], key=lambda one: one.n_nodes)  # whose centres are good
+        self.rule = rule.sure
         self.choose_rule(self.at(points.g[few]), rule.n_nodes)
         return self.rule == rule
 

@@ -20,7 +20,8 @@ from pymc_ngvi.core.types import Array
 
 #: Where margins are looked for, in standardised coordinates: locations, log scales and skewness; and log tails.
 _BOUNDS = (*[(-4.0, 4.0)] * 3, (float(np.log(0.5)), 0.3))
-#: Where they shrink to with few draws: the mean and sd of log tails, and the sd of skewness.
+#: Where they shrink to with few draws: the mean of log tails, where log scales begin, too; their sd, and that of
+#: skewness.
 _TAIL, _OF_TAIL, _OF_SKEWNESS = -0.25, 0.25, 1.0
 #: Points of a profile, in standard deviations, and of what is interpolated between them; draws that it counts for.
 _HALF = np.array([1.0, 2.0, 3.0, 5.0, 8.0, 12.0])

@@ -55,6 +55,12 @@ class PathRule:
         far = min(self.n_nodes - 1, 6) / 8.0
         return far, 1.0 / (1.0 + 1.4 * far), 1.0 + 1.4 * far
 
+    @property
+    def sure(self) -> "PathRule":
+        """The same, or the middle one of those that are tried if that has more nodes: one whose centres are good."""
+        rules = references(self.n_levels)
+        return max(self, rules[len(rules) // 2], key=lambda one: one.n_nodes)
+
 
 @lru_cache(maxsize=64)
 def _products(n_nodes: int, n_levels: int) -> Array:

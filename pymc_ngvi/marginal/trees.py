@@ -145,7 +145,7 @@ class IntegratedTrees(GivenGlobals):
         assert self.pairs is not None
         rows, rules = evenly_picked(state.weights, N_COMPARED, 0.5), references(self.forest.n_levels)
         more = [one for one in rules if one.n_nodes > quadrature.rule.n_nodes] or rules[-1:]
-        rule, some = max(more[:2][-1], rules[len(rules) // 2], key=lambda one: one.n_nodes), self.pairs[rows]
+        rule, some = more[:2][-1].sure, self.pairs[rows]
         many = integrate(quadrature.terms, self.forest, rule, some.g, some.centres, moments=False).log_marginal
         apart = many - state.pool.log_marginal[rows]
         return float(np.mean(apart)), float(np.std(apart, ddof=1) / np.sqrt(N_COMPARED))

@@ -477,11 +477,6 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
     return rule
 
 
-def _fixed(x: AnyArray) -> AnyArray:
-    """Return what is the same at all points, without the leading axes."""
-    return np.asarray(x[0, 0])
-
-
 def _axes(axes: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
     return tuple(_LEAD + axis % ndim for axis in (range(ndim) if axes is None else axes))
 

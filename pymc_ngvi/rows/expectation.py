@@ -78,13 +78,9 @@ class RowFunction:
     #: column, and what hangs on them alone is computed once.
     n_shared: int = field(default=0, kw_only=True)
 
-    def at(self, index: NDArray[np.int64], keep: NDArray[np.bool_]) -> "RowFunction":
-        """Return some of the rows, with other numbers for the predictors, (n_rows, k)."""
-        return self.some(np.flatnonzero(keep), np.ascontiguousarray(index[keep]))
-
     def some(self, rows: Index, index: NDArray[np.int64]) -> "RowFunction":
         """Return some of the rows, in that order, of predictors (n_rows, k)."""
-        return replace(self, index=index, data=self.data_of(rows))
+        return replace(self, index=np.ascontiguousarray(index), data=self.data_of(rows))
 
     @property
     def k(self) -> int:

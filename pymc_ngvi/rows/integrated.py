@@ -293,8 +293,8 @@ class _Integrand:
         squares += evaluated(self.function, [*moved, *self.data], (n, z.shape[-1])).reshape(z.shape)
         return squares
 
-    def rows(self, at: NDArray[np.intp]) -> "_Integrand":
-        """Return the same for some of the rows."""
+    def rows(self, at: NDArray[np.intp] | slice) -> "_Integrand":
+        """Return the same for some of the rows; a single column is that of all."""
         parts = [
             [x if x.shape[1] == 1 else np.ascontiguousarray(x[:, at]) for x in some]
             for some in (self.points, self.data, self.slopes)
@@ -330,30 +330,24 @@ class Integrated:
         """Apply a function to the integrands of few rows and points at a time."""
         k = self.n_predictors
         points, data, slopes = list(inputs[:k]), list(inputs[k : len(inputs) - k]), list(inputs[len(inputs) - k :])
+        whole = _Integrand(self.function, points, data, slopes)
         n_points, n_rows = np.broadcast_shapes(*[x.shape for x in inputs])
         result = np.empty((n_points, n_rows))
         most = max(1, _AT_A_TIME // (1 + int(2 * _REACH / _FIRST) * 2))
         n_at_once = min(n_points, most)
         for rows in row_slices(n_rows, max(1, most // n_at_once)):
-            own, here = [_of(x, rows) for x in points], [_of(x, rows) for x in data]
-            whole = _Integrand(self.function, own, here, [_of(a, rows) for a in slopes])
-            shape = (n_points, min(rows.stop, n_rows) - rows.start)
-            place = _found(whole, shape)
+            part = whole.rows(rows)
+            place = _nodes_of(part, (n_points, min(rows.stop, n_rows) - rows.start))
             for at in row_slices(n_points, n_at_once):
-                some = whole.at_points([x[at] for x in own])
+                some = part.at_points([x[at] for x in part.points])
                 result[at, rows] = take(some, _Place(place.centre[at], place.scale[at], place.bend[at]))
         return result
-
-
-def _of(values: Array, rows: slice) -> Array:
-    """Return the columns of some rows; a single column is that of all."""
-    return values if values.shape[1] == 1 else np.ascontiguousarray(values[:, rows])
 
 
 # --- where nodes are ---
 
 
-def _found(of: _Integrand, shape: tuple[int, int]) -> _Place:
+def _nodes_of(of: _Integrand, shape: tuple[int, int]) -> _Place:
     """Return where nodes are, by mode and widths."""
     centre, width = _mode(of, shape)
     top = of(centre)
@@ -461,7 +455,7 @@ def densities(function: Compiled, points: Array, data: list[Array], slopes: Arra
     These are z, the density over the largest, and dz / du, (n_nodes, n_points, n_rows) each, and the distance in u.
     """
     of = _Integrand(function, [points], data, [slopes])
-    z, slope = _found(of, points.shape).at_all(_FINER_NODES)
+    z, slope = _nodes_of(of, points.shape).at_all(_FINER_NODES)
     heights = of(z)
     return z, np.exp(heights - heights.max(axis=0)), slope, float(_FINER_NODES[1] - _FINER_NODES[0])
 

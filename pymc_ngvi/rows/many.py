@@ -138,9 +138,7 @@ def _group(functions: Sequence[RowFunction], sets: sparse.csr_array, start: Arra
     slots = [a for a in range(rows.k) if reads[a].all()]
     if len(slots) != 1 or sum(int(read.sum()) for read in reads) != len(own.rows) or slots[0] < rows.n_shared:
         return "rows read their own effect in several ways"
-    keep = np.zeros(len(rows.index), dtype=bool)
-    keep[own.rows] = True
-    some = rows.at(rows.index, keep)
+    some = rows.some(own.rows, rows.index[own.rows])
     if not are_concave(some, slots[0], start[some.index], FAR).all():
         return "the log density of a row is not concave in its own effect"
     return own._replace(slot=slots[0])

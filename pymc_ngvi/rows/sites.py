@@ -124,7 +124,7 @@ def site_moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Arr
     at = np.flatnonzero(np.isfinite(mean).all(axis=1))
     if not len(at):
         return first, second
-    some = rows.at(rows.index, np.isin(np.arange(len(mean)), at))
+    some = rows.some(at, rows.index[at])
     first[at] = _expected(some, mean[at], cov[at]).values
 
     def square(*inputs: Array) -> Sequence[Array]:

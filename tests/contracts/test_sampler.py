@@ -282,6 +282,17 @@ def test_as_many_nodes_as_it_takes(binary, seed):
     assert_allclose(state.sd()[2:] / truth.sd[2:], 1.0, atol=0.06)
 
 
+def test_nodes_that_are_too_few_do_not_settle(binary):
+    """There are more from then on: enough of them."""
+    groups, truth = binary
+    quadrature = TreeIntegral(groups.terms, groups.forest, groups.start, truth.sd[:2])
+    first, points = quadrature.rule.n_nodes, quadrature.at(truth.g)
+    assert not quadrature.settles(points, truth.weights)
+    assert quadrature.rule.n_nodes > first
+    assert quadrature.rule_error < TOLERANCE
+    assert quadrature.settles(points, truth.weights)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("centred", [True, False])
 def test_the_tail_of_a_log_scale(eight_schools, centred, seed):

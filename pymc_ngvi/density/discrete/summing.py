@@ -296,8 +296,9 @@ class _OverDraws:
     """Functions of named variables, evaluated at many draws of these."""
 
     def __init__(self, model: pm.Model, inputs: dict[str, Variable], outputs: dict[str, Variable]) -> None:
-        self._model, self._inputs, self._outputs, self._width = model, inputs, outputs, 0
+        self._model, self._inputs, self._outputs = model, inputs, outputs
         self._function: OnDraws | None = None
+        self._shapes = list[tuple[int, ...]]()
 
     def __call__(self, values: Values, random_seed: int = 0) -> dict[str, AnyArray]:
         """Return the outputs, (n_draws, ...), at values of all inputs."""
@@ -305,8 +306,9 @@ class _OverDraws:
             return {}
         given = {var: np.asarray(values[name]) for name, var in self._inputs.items()}
         flat, parts, draws = known_at_draws(given, len(next(iter(given.values()))))
-        if self._function is None or self._width != draws.shape[1]:  # the data may have another length by now
-            made, self._width = list(self._outputs.values()), draws.shape[1]
+        shapes = [value.shape[1:] for value in given.values()]
+        if self._function is None or self._shapes != shapes:  # the data may have another length by now
+            made, self._shapes = list(self._outputs.values()), shapes
             own = {rng: pytensor.shared(np.random.default_rng()) for rng in find_rng_nodes(made)}  # not the model's
             with without_c():
                 outputs = drawn_anew(list(graph_replace(made, {**own, **parts}, strict=False)), flat[0])

@@ -531,8 +531,8 @@ def by_axes(parts: GaussNewtonGraphs) -> RowFunction:
         direction = parts.theta.type("direction")
         derivatives = graph.row_derivatives(parts.rows, parts.theta, direction)
         scaled = [d.ravel() / pt.sqrt(s) for d, s in zip(derivatives, parts.scales, strict=True)]
-        [along] = parts.graphs.simplify([pt.concatenate(scaled)])
-        directions, batched = graph.over_directions(along, direction)
+        along = parts.graphs.simplify([pt.concatenate(scaled)])
+        directions, [batched] = graph.over_draws(along, direction)
     return RowFunction("axes", parts.functions.compile([parts.theta, directions], batched), parts.n_in_call)
 
 
