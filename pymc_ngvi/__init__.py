@@ -12,12 +12,10 @@ from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, NotEx
 from pymc_ngvi.core.version import __version__ as __version__
 from pymc_ngvi.density import LogDensity, MissingDerivativeError
 from pymc_ngvi.density.new_priors import normalised
-from pymc_ngvi.density.shards.density import Shards
-from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
-from pymc_ngvi.density.streams.density import BatchError
+from pymc_ngvi.density.shards import BrokenExecutorError, ShardError, Shards
+from pymc_ngvi.density.streams import BatchError
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.function import fit_ngvi
-from pymc_ngvi.inference import NGVI
+from pymc_ngvi.inference import NGVI, fit_ngvi
 from pymc_ngvi.many import Calibration, ManyFits, calibrate, fit_many
 from pymc_ngvi.register import register, unregister
 from pymc_ngvi.results.approximation import NGVIApproximation, load

@@ -21,8 +21,7 @@ import pymc.variational.inference
 from pymc.variational.opvi import Approximation
 
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, split_options
-from pymc_ngvi.function import fit_ngvi, options_text
-from pymc_ngvi.inference import NGVI
+from pymc_ngvi.inference import NGVI, fit_ngvi, options_text
 from pymc_ngvi.results.approximation import NGVIApproximation
 
 METHOD = "ngvi"

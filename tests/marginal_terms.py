@@ -6,13 +6,11 @@ import numpy as np
 
 from scipy.special import gammaln, logsumexp
 
-from pymc_ngvi.core.ufuncs import softplus
-from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.core.scalars import softplus
 from pymc_ngvi.marginal.exact import integrated
-from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.integral import TreeIntegral
-from pymc_ngvi.marginal.parts import whole
-from pymc_ngvi.marginal.ratios import Ratios
+from pymc_ngvi.marginal.quadrature import Centres, Forest, whole
+from pymc_ngvi.marginal.sampler import Ratios
 
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
 

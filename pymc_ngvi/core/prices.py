@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import TINY
-from pymc_ngvi.core.refusal import Reason, Unavailable
+from pymc_ngvi.core.messages import Reason, Unavailable
 
 #: An operation of a dense step, and of a sparse one.
 PER_DENSE, PER_PRODUCT = 4.5e-11, 7e-11

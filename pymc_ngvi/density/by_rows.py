@@ -12,16 +12,14 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.messages import NotApart, Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.pattern import Pattern, SummedPattern, is_dense
-from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
+from pymc_ngvi.core.sparsity import Dependence, Ints
 from pymc_ngvi.core.types import Array, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows, seen_from_rows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, RowsFound
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.reading.affine import Role
-from pymc_ngvi.reading.found import DataSeen, Reading
-from pymc_ngvi.reading.terms import Rows, is_smooth
+from pymc_ngvi.reading.predictors import DataSeen, Reading, Role, Rows, is_smooth
 from pymc_ngvi.rows.linear_map import Seen
 from pymc_ngvi.rows.row_hessian import (
     FEW_PREDICTORS,

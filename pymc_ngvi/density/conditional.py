@@ -23,7 +23,7 @@ from pytensor.xtensor.type import XTensorType, as_xtensor
 from pytensor.xtensor.vectorization import XRV, XElemwise
 from scipy.special import expit, logit
 
-from pymc_ngvi.core.sparsity.coloured import slices
+from pymc_ngvi.core.sparsity import slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.rows_given import Pieces
@@ -31,8 +31,7 @@ from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.loops import vectorised
-from pymc_ngvi.reading.affine import logp_of
-from pymc_ngvi.reading.terms import ROUNDING
+from pymc_ngvi.reading.predictors import ROUNDING, logp_of
 
 # --- guides of group effects other than log p itself: the prior alone, and a quadratic one from the data [1]_ ---
 #

@@ -16,8 +16,8 @@ from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from pytensor.scan.op import Scan
 
+from pymc_ngvi.core.messages import Refused
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.refusal import Refused
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.info import Minibatches
@@ -36,9 +36,7 @@ from pymc_ngvi.graphs.loops import hold_by_rows
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.ops.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
-from pymc_ngvi.reading.affine import Factor
-from pymc_ngvi.reading.found import DataSeen, Reading
-from pymc_ngvi.reading.terms import Terms
+from pymc_ngvi.reading.predictors import DataSeen, Factor, Reading, Terms
 
 
 @dataclass

@@ -18,8 +18,8 @@ from scipy import sparse
 
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.linalg import all_finite
+from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven

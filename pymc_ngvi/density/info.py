@@ -36,13 +36,13 @@ from pytensor.tensor.random.basic import HalfNormalRV
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.core.refusal import Reason, RefusedFor
+from pymc_ngvi.core.messages import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
 from pymc_ngvi.graphs.graph import simplify
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.rewrites import behind, named, rewritten
-from pymc_ngvi.reading.affine import Factor, logp_of
+from pymc_ngvi.reading.predictors import Factor, logp_of
 
 # --- data that no fit can do much with: values that are not finite, and values that are all equal ---
 

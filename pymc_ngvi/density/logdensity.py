@@ -15,16 +15,16 @@ from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.memory import keep_freed_memory
+from pymc_ngvi.core.messages import Reason, Refused
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.sizes import STREAMED
-from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
+from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import NO_ROWS, NOT_LOG_P, ByRows, ModelRows, described_rows
 from pymc_ngvi.density.discrete.summing import DiscreteDraws, SummedOut, refuse_discrete, summed_out
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
-from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonHessian
+from pymc_ngvi.density.gauss_newton import GaussNewtonHessian
 from pymc_ngvi.density.info import (
     CannotReuse,
     Minibatches,
@@ -42,7 +42,7 @@ from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.loops import draws_in_call
 from pymc_ngvi.ops import cost
-from pymc_ngvi.reading.affine import Factor, factors_of
+from pymc_ngvi.reading.predictors import Factor, factors_of
 from pymc_ngvi.rows.engines import ENGINES
 
 

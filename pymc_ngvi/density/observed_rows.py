@@ -18,9 +18,9 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.op import RNGConsumerOp
 from scipy import sparse
 
-from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.sizes import STREAMED
-from pymc_ngvi.core.sparsity.dependence_sets import Ints
+from pymc_ngvi.core.sparsity import Ints
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.by_rows import AROUND, N_CHECKED
 from pymc_ngvi.density.info import broadcasts
@@ -30,17 +30,22 @@ from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.elements import Apart, CannotLift, Facts
-from pymc_ngvi.reading.affine import (
+from pymc_ngvi.reading.predictors import (
+    ROUNDING,
+    Basis,
     Dependences,
     Factor,
+    Lift,
+    Predictors,
+    Rows,
     affine_functions,
     factors_of,
     is_moved,
+    lifted,
+    shared_first,
     varying_inputs,
     without_checks,
 )
-from pymc_ngvi.reading.found import Predictors
-from pymc_ngvi.reading.terms import ROUNDING, Basis, Lift, Rows, lifted, shared_first
 from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import LinearMap

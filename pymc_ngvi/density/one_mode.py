@@ -29,7 +29,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.logdensity import ModelDensity
-from pymc_ngvi.reading.terms import Rows
+from pymc_ngvi.reading.predictors import Rows
 
 
 class _Convexity(IntFlag):

@@ -23,16 +23,15 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi.core.refusal import NotApart, Reason, Refused
-from pymc_ngvi.core.sparsity.dependence_sets import Ints
+from pymc_ngvi.core.messages import NotApart, Reason, Refused
+from pymc_ngvi.core.sparsity import Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs import graph, layout
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
-from pymc_ngvi.reading.found import Compile, DataSeen, JointPredictors, Reading
-from pymc_ngvi.reading.terms import ROUNDING, Rows, Source, Terms
+from pymc_ngvi.reading.predictors import ROUNDING, Compile, DataSeen, JointPredictors, Reading, Rows, Source, Terms
 from pymc_ngvi.rows.engines import Engine, engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Sparsity

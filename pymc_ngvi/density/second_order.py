@@ -9,13 +9,13 @@ import numpy as np
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
+from pymc_ngvi.core.messages import PatternWidened, RowHessianGivenUp, RowsGivenUp
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.refusal import PatternWidened, RowHessianGivenUp, RowsGivenUp
-from pymc_ngvi.core.sparsity.coloured import batch
+from pymc_ngvi.core.sparsity import batch
 from pymc_ngvi.core.types import Array, Later, MeanHessian, Target
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
-from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonGraphs, GaussNewtonMatrix
+from pymc_ngvi.density.gauss_newton import GaussNewtonGraphs, GaussNewtonMatrix
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.graph import Variable
 
+from pymc_ngvi.core.messages import PatternWidened
 from pymc_ngvi.core.pattern import DENSE, SMALLEST, Pattern
-from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sizes import MOST_NUMBERS
-from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Colouring, Products, significant, slices
+from pymc_ngvi.core.sparsity import ColouredHessian, Colouring, Products, significant, slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.flat import Functions
-from pymc_ngvi.reading.found import DataSeen
+from pymc_ngvi.reading.predictors import DataSeen
 
 if TYPE_CHECKING:
-    from pymc_ngvi.reading.affine import HessianPattern, PatternSearch
+    from pymc_ngvi.reading.predictors import HessianPattern, PatternSearch
 
 #: Dimensions up to which a pattern is looked for in Hessians that count as dense.
 _MOST_DENSE = 2_000
@@ -80,7 +80,7 @@ class SparseHessian:
             self._n_calls, self.looked = 0, False
 
     def _by_graph(self) -> "HessianPattern":
-        from pymc_ngvi.reading.affine import PatternSearch
+        from pymc_ngvi.reading.predictors import PatternSearch
 
         if self._structure is None:
             self._data = DataSeen([self._logp], but=self._varying)

@@ -33,9 +33,18 @@ from pymc_ngvi.families import (
     FullState,
     traits_of,
 )
-from pymc_ngvi.families.dissection import cheapest_form, find_blocks, step_seconds, structure_of
 from pymc_ngvi.families.gaussian import Partition
-from pymc_ngvi.families.sparse import WITH_FILL, WITH_SUMS, SparseStructure, SummedStructure, goes_with
+from pymc_ngvi.families.sparse import (
+    WITH_FILL,
+    WITH_SUMS,
+    SparseStructure,
+    SummedStructure,
+    cheapest_form,
+    find_blocks,
+    goes_with,
+    step_seconds,
+    structure_of,
+)
 from pymc_ngvi.methods import MIXTURE_STEPS, STEPS, UPDATES
 from pymc_ngvi.methods.estimators import ESTIMATORS
 from pymc_ngvi.methods.schedule import TOL

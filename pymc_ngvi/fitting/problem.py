@@ -18,9 +18,8 @@ from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.by_rows import NO_ROWS
 from pymc_ngvi.density.info import initial_point_function, not_finite_data
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, Family, Maker
-from pymc_ngvi.families.dissection import find_blocks, structure_of
 from pymc_ngvi.families.gaussian import Gaussian, Partition
-from pymc_ngvi.families.sparse import SparseStructure
+from pymc_ngvi.families.sparse import SparseStructure, find_blocks, structure_of
 from pymc_ngvi.fitting.options import FitOptions, choose_family, form_of
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.methods.reparam import (

@@ -22,7 +22,7 @@ from threadpoolctl import ThreadpoolController
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.status import format_elbo, format_gap
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.shards import ShardedDensity
 from pymc_ngvi.fitting.loop import LoopState
 
 # --- the progress bar: PyMC's look, a few columns of numbers, at most 20 updates a second ---

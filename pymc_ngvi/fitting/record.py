@@ -16,19 +16,17 @@ import numpy as np
 
 from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import N_NAMED, OURS, listed, percent
-from pymc_ngvi.core.refusal import Failed, Reason, Refused
+from pymc_ngvi.core.messages import N_NAMED, OURS, Failed, Reason, Refused, listed, percent
 from pymc_ngvi.core.sizes import N_SHOWN
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status, format_gap
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
 from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict
 from pymc_ngvi.density import Layout, ModelDensity
-from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
-from pymc_ngvi.density.streams.density import BatchError, StreamReport
+from pymc_ngvi.density.shards import BrokenExecutorError, ShardError
+from pymc_ngvi.density.streams import BatchError, StreamReport
 from pymc_ngvi.families import DENSE, INDEPENDENT, FullState, traits_of
-from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.weighted import WEIGHTED
+from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Decision, Plan
 
 # --- what there is to say of modes beside that of the fit: where they are, and their share of the posterior ---

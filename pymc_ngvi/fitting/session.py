@@ -19,8 +19,8 @@ from rich.theme import Theme
 from scipy.linalg import cho_solve
 
 from pymc_ngvi.core import linalg
+from pymc_ngvi.core.messages import Failed, OtherForm, RowsGivenUp
 from pymc_ngvi.core.prices import fit_seconds
-from pymc_ngvi.core.refusal import Failed, OtherForm, RowsGivenUp
 from pymc_ngvi.core.status import Elbo, StartError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -35,12 +35,12 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.info import constant_data
 from pymc_ngvi.density.new_priors import flat_coordinates, has_proper_priors
-from pymc_ngvi.density.streams.density import StreamDensity
+from pymc_ngvi.density.streams import StreamDensity
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState, SummedState
 from pymc_ngvi.families.gaussian import AnyGaussian, Gaussian
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.loop import LoopState
-from pymc_ngvi.fitting.modes.search import Ended, ModeSearch, explored
+from pymc_ngvi.fitting.modes import Ended, ModeSearch, explored
 from pymc_ngvi.fitting.options import AXES, RULES, FitOptions, check_n
 from pymc_ngvi.fitting.problem import (
     START_SCALES,

@@ -27,8 +27,7 @@ from pymc_ngvi.graphs.backends import quickly
 from pymc_ngvi.graphs.loops import vectorised
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.graphs.rewrites import copy_of, has_op, rewritten
-from pymc_ngvi.rows.programs.operations import OnNumPy
-from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
+from pymc_ngvi.rows.programs import CannotFollow, OnNumPy, derivatives
 
 #: Derivatives of a solution: those of Hessians.
 _HIGHEST_ORDER = 2

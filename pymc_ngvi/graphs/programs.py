@@ -16,12 +16,11 @@ from pytensor.scalar import BetaInc, GammaInc, GammaIncC, gammaln, psi, upgrade_
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.special import LogAddExp
 
-from pymc_ngvi.core import tails
+from pymc_ngvi.core import scalars
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs.loops import ScalarLogAddExp
 from pymc_ngvi.graphs.rewrites import rewritten
-from pymc_ngvi.rows.programs.operations import RowProgram
-from pymc_ngvi.rows.programs.writer import CannotFollow, Writer, Written
+from pymc_ngvi.rows.programs import CannotFollow, RowProgram, Writer, Written
 
 _HIGHEST_ORDER = 2
 
@@ -33,7 +32,7 @@ class ByParameters(ps.ScalarOp):
         self.parameters = "k" if by[0] == "k" else "ab"
         super().__init__(upgrade_to_float_no_complex, name=f"{'gammainc' if by[0] == 'k' else 'betainc'}_{by}")
         self.by, self.nin = by, len(self.parameters) + 1
-        self.nfunc_spec = (f"{tails.__name__}.{self.name}", self.nin, 1)
+        self.nfunc_spec = (f"{scalars.__name__}.{self.name}", self.nin, 1)
 
     def __eq__(self, other: object) -> bool:
         """Compare what it is a derivative of, and by what."""
@@ -46,7 +45,7 @@ class ByParameters(ps.ScalarOp):
     @property
     def on_arrays(self) -> Callable[..., Array]:
         """The function of arrays that broadcast."""
-        return getattr(tails, self.name)
+        return getattr(scalars, self.name)
 
     def impl(self, *inputs: float) -> Array:
         """Return the value of one element."""

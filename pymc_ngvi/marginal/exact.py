@@ -6,26 +6,21 @@ from typing import cast
 import numpy as np
 
 from pymc_ngvi.core import prices
+from pymc_ngvi.core.importance import effective_size
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.psis import effective_size
-from pymc_ngvi.core.refusal import Reason, Unavailable
+from pymc_ngvi.core.messages import Reason, Unavailable
 from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
+from pymc_ngvi.density.expectations import CannotSplit
 from pymc_ngvi.density.one_mode import rows_not_concave
 from pymc_ngvi.density.rows_given import ratios
-from pymc_ngvi.density.split import CannotSplit
-from pymc_ngvi.marginal.centres import Centres
-from pymc_ngvi.marginal.forest import MOST_PLAIN, Forest, NoForest, find_forest
 from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
-from pymc_ngvi.marginal.margins import PROFILE
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.proposals import mixture_of
-from pymc_ngvi.marginal.ratios import Ratios
-from pymc_ngvi.marginal.sampler import CHEAP, EFFECTIVE, MOST, MOST_SURE, Hopeless, Sampler, size_wanted
-from pymc_ngvi.marginal.sampling import by_neighbours
-from pymc_ngvi.marginal.student_mixture import StudentMixture
+from pymc_ngvi.marginal.pooled import PoolState, by_neighbours
+from pymc_ngvi.marginal.proposals import PROFILE, StudentMixture, mixture_of
+from pymc_ngvi.marginal.quadrature import MOST_PLAIN, Centres, Forest, NoForest, find_forest
+from pymc_ngvi.marginal.sampler import CHEAP, EFFECTIVE, MOST, MOST_SURE, Hopeless, Ratios, Sampler, size_wanted
 from pymc_ngvi.marginal.trees import IntegratedTrees, pool_of
 
 #: Globals up to which a regression is sampled: it has no thin bent tails; with few events, all of 16 to 41 were right.

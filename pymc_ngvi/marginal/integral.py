@@ -21,15 +21,24 @@ from scipy.special import expit
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.centres import Centres, corrected_centres
-from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.nodes import WIDE, PathRule, references
-from pymc_ngvi.marginal.parts import BatchPlan, SomeBlocks, TermsOfBlocks
+from pymc_ngvi.marginal.pooled import evenly_picked
 from pymc_ngvi.marginal.proposals import tempered
-from pymc_ngvi.marginal.quadrature import Integral, blocks_off_centre, by_plan, integrate
-from pymc_ngvi.marginal.ratios import Ratios
-from pymc_ngvi.marginal.sampler import Pairs, normalised_weights
-from pymc_ngvi.marginal.sampling import evenly_picked
+from pymc_ngvi.marginal.quadrature import (
+    WIDE,
+    BatchPlan,
+    Centres,
+    Forest,
+    Integral,
+    PathRule,
+    SomeBlocks,
+    TermsOfBlocks,
+    blocks_off_centre,
+    by_plan,
+    corrected_centres,
+    integrate,
+    references,
+)
+from pymc_ngvi.marginal.sampler import Pairs, Ratios, normalised_weights
 
 #: Corrections of centres before a value counts as lost.
 _MOST_CORRECTIONS = 8

@@ -7,11 +7,9 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.shard import of_likelihood
-from pymc_ngvi.density.split import RowTerms
-from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.parts import BatchPlan, Integers, SomeBlocks, TermsByRows, sub_forest
+from pymc_ngvi.density.expectations import RowTerms
+from pymc_ngvi.density.shards import ShardedDensity, of_likelihood
+from pymc_ngvi.marginal.quadrature import BatchPlan, Forest, Integers, SomeBlocks, TermsByRows, sub_forest
 
 # --- terms of log p whose rows are in shards: those of the prior here, those of the data where these are, added up ---
 

@@ -1,23 +1,214 @@
-"""A posterior as a distribution of flat vectors: a weighted pool of globals, and what is left given these."""
+"""Posteriors as weighted draws: how these are picked, how well they tell moments, what is left given each."""
 
 import abc
 import functools
+import math
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.psis import effective_size
+from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, Estimate, effective_size, khat_error, khat_limit, smoothed, weigh
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.stored import entry_of, stored, with_tag
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.verdict import PoolVerdict
+from pymc_ngvi.core.verdict import Condition, PoolVerdict, few_draws
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.draws import Draws
-from pymc_ngvi.marginal.sampling import Pool, relative_sd_errors
+
+# --- weighted draws: how they are picked, and how well they tell moments and limits ---
+
+#: k-hat of the weights of a pool at most, but for its standard error.
+MOST_KHAT = 0.5
+#: Effective size at least of the draws in a tail with 5 % of the mass, as a part of all: equal weights have 0.05, six
+#: fits of a walk whose scale had a limit 0.3 sd off 0.0025 to 0.0165.
+LEAST_TAIL, _OF_TAIL = 0.02, 0.05
+#: The largest of weights that are nearly even, over their mean.
+_MOST_EVEN = 3.0
+#: Neighbours that are not ordered any more.
+_FEW = 2
+
+
+def has_light_tail(khat: float, n_draws: int) -> bool:
+    """Tell whether k-hat of the weights of so many draws is as low as that of a good pool, but for its error."""
+    error = khat_error(khat, n_draws)
+    return khat < MOST_KHAT + (error if np.isfinite(error) else 0.0)
+
+
+def picked(weights: Array, uniform: Array) -> NDArray[np.intp]:
+    """Return the rows that uniform numbers pick by weight."""
+    total = np.cumsum(weights)
+    return np.minimum(np.searchsorted(total / total[-1], uniform, side="right"), len(weights) - 1)
+
+
+def evenly_picked(weights: Array, n: int, at: float) -> NDArray[np.intp]:
+    """Return ``n`` rows by weight, as evenly as can be: at this part, from 0 to 1, of each of ``n`` equal steps."""
+    return picked(weights, (np.arange(n) + at) / n)
+
+
+def normalised_weights(log_weights: Array) -> Array:
+    """Return weights that add up to 1."""
+    return np.exp(log_weights - logsumexp(log_weights))
+
+
+def smoothed_weights(log_ratio: Array) -> tuple[Array, float]:
+    """Return weights with a smoothed tail, (n,), that add up to 1, and k-hat.
+
+    No tail is heavy where weights are nearly even: of 1,000 with k = 0.5, the largest one is some 30 times their mean.
+    """
+    log_weights, khat = smoothed(log_ratio)
+    is_even = np.exp(log_ratio.max() - logsumexp(log_ratio)) * len(log_ratio) < _MOST_EVEN
+    return normalised_weights(log_weights), min(khat, 0.0) if is_even else khat
+
+
+def relative_sd_errors(g: Array, weights: Array) -> Array:
+    """Return relative standard errors of standard deviations over weighted draws, (p,), by the delta method [1]_.
+
+    The influence of a draw on a variance v is w ((x - m)^2 - v). Of n equal weights of a Gaussian, this is
+    1 / sqrt(2 n); of a thin tail that few draws are in, it is many times as large.
+
+    References
+    ----------
+    .. [1] A. B. Owen (2013). Monte Carlo theory, methods and examples, chapter 9. https://artowen.su.domains/mc/
+    """
+    square = (g - weights @ g) ** 2
+    variance = weights @ square
+    influence = weights[:, None] * (square - variance)
+    return 0.5 * np.sqrt(np.sum(influence**2, axis=0)) / np.where(variance > 0.0, variance, 1.0)
+
+
+def tail_size(g: Array, weights: Array) -> float:
+    """Return the effective size of the draws in a tail of a coordinate, the least of all: what limits rest on."""
+    of_draws = weights[np.argsort(g, axis=0)]
+    sizes = []
+    for w in (of_draws, of_draws[::-1]):
+        beyond = np.where(np.cumsum(w, axis=0) - w < _OF_TAIL, w, 0.0)
+        sizes.append(beyond.sum(axis=0) ** 2 / (beyond**2).sum(axis=0))
+    return float(np.min(sizes))
+
+
+#: Interleaved parts of the draws of the globals, whose spread is the error of the normalising constant; and of draws of
+#: equal weight.
+N_PARTS = 8
+
+
+@stored("exact.pool")
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Weighted draws of the globals."""
+
+    #: shape (n, p).
+    g: Array
+    #: log m, and the log density of the proposal; shape (n,).
+    log_marginal: Array
+    log_density: Array
+    #: Number of an interleaved part; shape (n,).
+    part: NDArray[np.intp]
+
+    @property
+    def log_ratio(self) -> Array:
+        """Log weights before they are smoothed, (n,)."""
+        return self.log_marginal - self.log_density
+
+    def weights(self) -> tuple[Array, float]:
+        """Return the smoothed weights, (n,), that add up to 1, and k-hat."""
+        return smoothed_weights(self.log_ratio)
+
+    def log_normaliser(self) -> tuple[float, float]:
+        """Return the logarithm of the integral of m, and its standard error, from the spread of interleaved parts."""
+        numbers = np.unique(self.part)
+        means = np.array([_log_mean(self.log_ratio[self.part == i]) for i in numbers])
+        value = _log_mean(means)
+        if len(means) < 2:
+            return value, float("inf")
+        # Of few coordinates, parts are nearly the same: half of what independent draws have, at least.
+        return value, max(
+            float(np.std(np.exp(means - value), ddof=1) / np.sqrt(len(means))),
+            0.5 * float(np.sqrt(1.0 / effective_size(self.log_ratio) - 1.0 / len(self.g))),
+        )
+
+    def check(self, n_globals: int) -> None:
+        """Raise ValueError where the arrays do not go together."""
+        n = len(self.g)
+        shapes = {np.shape(a) for a in (self.log_marginal, self.log_density, self.part)}
+        if shapes != {(n,)} or self.g.shape != (n, n_globals) or not np.isfinite(self.log_density).all():
+            raise ValueError("the arrays of the pool do not go together")
+
+
+def _log_mean(values: Array) -> float:
+    return float(logsumexp(values) - np.log(len(values)))
+
+
+def by_neighbours(points: Array) -> NDArray[np.intp]:
+    """Return an order in which neighbours are near each other: halves, halved again along what is longest."""
+    order, first = np.arange(len(points)), np.zeros(1, dtype=np.intp)
+    w = np.full(len(points), 1.0 / len(points))
+    while True:  # all parts at once
+        size = np.diff(np.append(first, len(order)))
+        part = np.repeat(np.arange(len(first)), size)
+        x, goes_on = points[order], size > _FEW
+        if not goes_on.any():
+            return order
+        mean = np.add.reduceat(w[:, None] * x, first) * (1.0 / np.add.reduceat(w, first))[:, None]
+        longest = np.add.reduceat(w[:, None] * (x - mean[part]) ** 2, first).argmax(axis=1)
+        along = np.where(goes_on[part], x[np.arange(len(x)), longest[part]], 0.0)
+        order = order[np.lexsort((along, part))]
+        reached = np.cumsum(w)
+        reached -= (reached[first] - w[first])[part]
+        half = 0.5 * reached[first + size - 1]
+        below = np.add.reduceat((reached < half[part]).astype(np.intp), first)
+        first = np.union1d(first, (first + np.clip(below, 1, np.maximum(size - 1, 1)))[goes_on])
+
+
+# --- weighted draws of all coordinates of a posterior ---
+
+
+class Draws(NamedTuple):
+    """Weighted draws of all coordinates."""
+
+    #: shape (n, n_dim).
+    theta: Array
+    #: Up to a constant; -inf for a draw that does not count; shape (n,).
+    log_weights: Array
+    #: Equal where the globals are; shape (n,).
+    of_globals: NDArray[np.intp]
+    #: Which of some independent parts a draw is of; shape (n,).
+    part: NDArray[np.intp]
+    #: Independent draws that one of them is worth, in the mean, where all weigh the same.
+    worth: float = 1.0
+
+    @classmethod
+    def of_equal_weight(cls, theta: Array, worth: float = 1.0) -> Self:
+        """Return draws that all weigh the same."""
+        number = np.arange(len(theta))
+        return cls(theta, np.zeros(len(theta)), number, number % N_PARTS, worth)
+
+    def reweighted(self, log_ratio: Array) -> Self:
+        """Return the same draws, their weights times a ratio of densities; where it is NaN, a draw does not count."""
+        return self._replace(log_weights=self.log_weights + np.where(np.isnan(log_ratio), -np.inf, log_ratio))
+
+    @property
+    def counts(self) -> NDArray[np.bool_]:
+        """Which draws have any weight."""
+        return np.isfinite(self.log_weights)
+
+    @property
+    def effective_size(self) -> float:
+        """How many independent draws they are worth; where globals repeat, how many of these."""
+        return min(self.worth * effective_size(self.log_weights), effective_size(self.by_globals()))
+
+    def by_globals(self) -> Array:
+        """Return the logarithms of weights of different globals, up to a constant: each that of all of its draws."""
+        _, number = np.unique(self.of_globals, return_inverse=True)
+        with np.errstate(divide="ignore"):
+            sums: Array = np.log(np.bincount(number, np.exp(self.log_weights - self.log_weights.max())))
+        return sums
+
+
+# --- a posterior as a distribution of flat vectors: a weighted pool of globals, and what is left given these ---
 
 
 class GivenGlobals(abc.ABC):
@@ -310,3 +501,150 @@ class PoolState:
 def effective_size_of(weights: Array) -> float:
     """Return the effective number of draws of some weights that add up to 1."""
     return float(1.0 / np.sum(weights**2))
+
+
+# --- weighted draws of all coordinates ---
+
+#: Effective draws below which the error of a mean, 1 / sqrt(n) of its standard deviation, is above 0.05.
+FEWEST = 400
+#: The value of `FitRecord.kind`.
+WEIGHTED = "weighted"
+
+
+@stored("weighted.checks")
+@dataclass(frozen=True)
+class WeightChecks(PoolVerdict):
+    """How good the weights of draws are."""
+
+    #: What the posterior is, a sentence; whether it is exact where its weights are good.
+    what: str
+    is_of_exact: bool
+    khat: float
+    #: Independent draws that the weighted ones are worth; where globals repeat, those of these.
+    effective_size: float
+    #: Draws, or different globals: those whose weights are worse.
+    n_draws: int
+    #: Whether k-hat speaks for the weights, or they are nearly equal.
+    weights_help: bool
+    #: What stands against the draws that were weighted, or against weighting them, in clauses.
+    doubts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, draws: Draws, what: str, doubts: tuple[str, ...], cure: str, *, is_of_exact: bool) -> Self:
+        """Judge weighted draws: weights of equal globals stand or fall together."""
+        found = [weigh(of)[1] for of in (draws.log_weights, draws.by_globals())]
+        worst = max((w for w in found if w.n_draws >= MIN_KHAT_DRAWS), key=lambda w: (not w.verdict().helps, w.khat))
+        return cls(
+            what, is_of_exact, worst.khat, draws.effective_size, worst.n_draws, worst.verdict().helps, doubts, cure=cure
+        )
+
+    @property
+    def claims_exact(self) -> bool:
+        """Whether the draws that were weighted are those of an exact posterior."""
+        return self.is_of_exact
+
+    @property
+    def own(self) -> list[Condition]:
+        """All that is asked of it."""
+        limit = khat_limit(self.n_draws)
+        said = f"Pareto k-hat is {self.khat:.2f}, above {limit:.2g}, so that few draws decide"
+        return [
+            Condition("k-hat", self.khat, limit, said, is_excused=self.weights_help),
+            *few_draws("effective size", self.effective_size, FEWEST, "the effective sample size"),
+            *(Condition("doubts", math.inf, 0.0, clause) for clause in self.doubts),
+        ]
+
+    @property
+    def made(self) -> str:
+        """What the posterior is, with its figures where they do not follow."""
+        return self.what if self.claims_exact else f"{self.what[:-1]}{self.details}."
+
+    @property
+    def details(self) -> str:
+        """How good the weights are."""
+        return f" (Pareto k-hat of the weights {self.khat:.2f}, effective sample size {self.effective_size:,.0f})"
+
+
+class AllDrawn(GivenGlobals):
+    """Weighted draws of all coordinates: nothing is left given the globals."""
+
+    def with_pool(self, pool: Pool, gaussian: Any, others: tuple[Any, ...] = ()) -> PoolState:
+        """Return the posterior."""
+        return PoolState(pool, self, np.arange(pool.g.shape[1]), np.empty(0, np.intp), gaussian, others=others)
+
+    def draw(
+        self, state: PoolState, pool: Pool, order: NDArray[np.intp], uniform: list[Array]
+    ) -> tuple[NDArray[np.intp], Array]:
+        """Return rows of the pool; there are no other coordinates."""
+        return order[picked(state.weights[order], uniform[0])], np.empty((len(uniform[0]), 0))
+
+    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
+        """Return all draws."""
+        return np.arange(len(pool.g)), np.empty((len(pool.g), 0)), state.log_weights
+
+    def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
+        """Return those of no coordinates."""
+        return np.empty(0), np.empty(0)
+
+    def cov_block(self, state: PoolState, index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates."""
+        apart = state.pool.g[:, index] - state.mean()[index]
+        return apart.T @ (state.weights[:, None] * apart)
+
+
+@stored("weighted.state")
+@dataclass(frozen=True, eq=False)
+class WeightedDraws(AllDrawn):
+    """Weighted draws of all coordinates."""
+
+    checks: WeightChecks
+    #: Log marginal likelihood over that of the posterior whose draws they are, or of themselves where there is none.
+    mass: Estimate
+    #: Whose draws they are, where it has a marginal likelihood.
+    before: PoolState | None = field(default=None, repr=False)
+
+    kind = WEIGHTED
+
+    @staticmethod
+    def pool_of(draws: Draws) -> Pool:
+        """Return weighted draws as a pool; those that do not count are left out."""
+        counts = draws.counts
+        log_weights = draws.log_weights[counts]
+        return Pool(draws.theta[counts], log_weights, np.zeros(len(log_weights)), draws.part[counts])
+
+    # --- files ---
+
+    def content(self, state: PoolState) -> dict[str, Any]:
+        """Return what a file keeps."""
+        return {
+            "pool": state.pool,
+            "checks": self.checks,
+            "mass": tuple(self.mass if self.before is None else _UNKNOWN),
+        }
+
+    @classmethod
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
+        """Return the posterior on a model."""
+        pool, checks, gaussian = (content[name] for name in ("pool", "checks", "gaussian"))
+        if not isinstance(pool, Pool) or not isinstance(checks, WeightChecks) or gaussian.n_dim != density.n_dim:
+            raise ValueError("the weighted draws do not go together")
+        pool.check(density.n_dim)
+        return cls(checks, Estimate(*content["mass"])).with_pool(pool, gaussian, tuple(content["others"]))
+
+    # --- what a posterior has ---
+
+    def size_of(self, weights: Array) -> float:
+        """Return what all draws are worth."""
+        return self.checks.effective_size
+
+    def log_normaliser(self, state: PoolState) -> tuple[float, float]:
+        """Return the log marginal likelihood, and its error; NaN where it is not known."""
+        value, se = (0.0, 0.0) if self.before is None else self.before.log_normaliser()
+        return value + self.mass.value, math.hypot(se, self.mass.se)
+
+    def verdict(self, state: PoolState) -> WeightChecks:
+        """Return what was measured."""
+        return self.checks
+
+
+_UNKNOWN = Estimate(math.nan, math.nan)

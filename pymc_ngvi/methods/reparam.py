@@ -36,7 +36,7 @@ from pymc_ngvi.density.expectations import SeenFromRows
 from pymc_ngvi.families.fronts import SparseCholesky
 from pymc_ngvi.families.gaussian import LowRankState, Partition
 from pymc_ngvi.families.sparse import SparseStructure, symmetric_times
-from pymc_ngvi.reading.affine import logp_of
+from pymc_ngvi.reading.predictors import logp_of
 from pymc_ngvi.rows.expectation import row_slices
 
 __all__ = ["Conditional", "ReparametrisedDensity", "reparametrised"]

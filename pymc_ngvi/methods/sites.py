@@ -22,7 +22,7 @@ from pymc_ngvi.core.linalg import GIB, fits_in_memory
 from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, MatrixHessian
-from pymc_ngvi.density.streams.density import Batch, Place, StreamDensity, StreamReport
+from pymc_ngvi.density.streams import Batch, Place, StreamDensity, StreamReport
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import ExactEvaluation, Moments
 from pymc_ngvi.methods.schedule import NO_DRAWS, ExactRule

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.batch import Batch
-from pymc_ngvi.core.bridge import Estimate, Side, bridge
 from pymc_ngvi.core.climbs import MOST_STEPS, ascend, tops
+from pymc_ngvi.core.importance import Estimate, Side, bridge
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient, base_draws_of
 

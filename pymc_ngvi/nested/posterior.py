@@ -15,24 +15,203 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.refusal import Reason, Unavailable
+from pymc_ngvi.core import prices
+from pymc_ngvi.core.messages import Reason, Unavailable
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, few_draws
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows, ratios
 from pymc_ngvi.families.sparse import Factors
-from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState, effective_size_of
-from pymc_ngvi.marginal.sampler import CHEAP, MOST_SURE, N_DRAWS, Hopeless, Sampler, size_wanted
-from pymc_ngvi.marginal.sampling import Pool, evenly_picked
+from pymc_ngvi.marginal.pooled import (
+    MOST_KHAT,
+    GivenGlobals,
+    Pool,
+    PoolState,
+    effective_size_of,
+    evenly_picked,
+    has_light_tail,
+)
+from pymc_ngvi.marginal.sampler import (
+    CHEAP,
+    EFFECTIVE,
+    MOST,
+    MOST_MOVED,
+    MOST_SURE,
+    MOST_VARIANCE,
+    N_DRAWS,
+    Hopeless,
+    Sampler,
+    size_asked,
+    size_wanted,
+)
 from pymc_ngvi.marginal.trees import pool_of
-from pymc_ngvi.nested.found import Drawn, Marginal
-from pymc_ngvi.nested.inside import Exploration, LatentInside, Uneven
-from pymc_ngvi.nested.log_marginal import LatentMarginal
-from pymc_ngvi.nested.pairs import WeightedPairs
-from pymc_ngvi.nested.seconds import n_expected, n_values_of, seconds_of_value
-from pymc_ngvi.nested.verdict import FEWEST_VALUES, NestedChecks
+from pymc_ngvi.nested.inside import Drawn, Exploration, LatentInside, LatentMarginal, Marginal, Uneven, WeightedPairs
+
+# --- how far a nested posterior can be relied on: every condition, with its figure ---
+
+#: Effective size of pairs from which on a posterior is exact up to simulation error.
+_EXACT_PAIRS = 1_000.0
+#: k-hat up to which a posterior is reliable.
+_HEAVIEST = 0.7
+#: Values at which there are draws at least, so that it is known how even their weights are.
+FEWEST_VALUES = 64
+#: Error of log m, an sd over the hyperparameters in nats, up to which an approximate posterior is reliable; part of
+#: the weight that may be where there is no fit.
+MOST_ERROR, _MOST_LOST = 0.15, 0.01
+
+
+@stored("nested.weights")
+@dataclass(frozen=True)
+class NestedChecks(PoolVerdict):
+    """What was measured of a nested posterior."""
+
+    #: Of the weights of the hyperparameters.
+    khat: float
+    #: Of these weights, in values.
+    effective_size: float
+    #: Values of the hyperparameters; draws of the latent variables at each.
+    n_values: int
+    n_draws: int
+    #: Effective size of the weights of both together, in draws.
+    pair_size: float
+    #: Of log weights given the hyperparameters.
+    variance: float
+    #: Hyperparameters; latent variables.
+    n_globals: int
+    n_local: int
+    #: By how much values from farther out move a mean, in its standard errors; 0 where it is by less than 0.05 sd.
+    moved: float = 0.0
+    #: Part of the weight that is where there is no fit.
+    lost: float = 0.0
+    #: Of log m where pairs are not weighted together, an sd over the hyperparameters in nats; 0 where they are.
+    error: float = 0.0
+    #: Whether log p is known to be concave in the latent variables, given the hyperparameters.
+    is_concave: bool = True
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether hyperparameters and latent variables are weighted together."""
+        return self.variance <= MOST_VARIANCE
+
+    @property
+    def claims_exact(self) -> bool:
+        """Whether hyperparameters and latent variables are weighted together."""
+        return self.is_joint
+
+    @property
+    def own(self) -> list[Condition]:
+        """All that is asked of it; whether pairs are weighted together tells what."""
+        joint = Condition("variance", self.variance, MOST_VARIANCE,
+            "given the hyperparameters, log weights of the latent variables have a variance of "
+            f"{self.variance:.2g}, above {MOST_VARIANCE:g}", Against.EXACT)  # fmt: skip
+        wanted = size_asked(self.n_globals)
+        found = [
+            self._of_tail(_HEAVIEST),
+            *few_draws("effective size", self.effective_size, wanted, "the effective size of the hyperparameters"),
+            Condition("moved", self.moved, MOST_MOVED,
+                f"hyperparameters from farther out move a mean by {self.moved:.1f} of its standard errors"),
+            Condition("lost", self.lost, _MOST_LOST,
+                f"the latent variables can't be fitted at {100 * self.lost:.0f} % of the hyperparameters"),
+        ]  # fmt: skip
+        if not self.is_joint:
+            said = f"the log marginal density of the hyperparameters is known to {self.error:.2f} nats only"
+            return [*found, Condition("log m", self.error, MOST_ERROR, said), joint]
+        few = "there are too few draws to measure how even the weights of latent variables are"
+        return [
+            *found,
+            self._of_tail(MOST_KHAT, Against.EXACT, is_excused=has_light_tail(self.khat, self.n_values)),
+            Condition("pairs", self.pair_size, _EXACT_PAIRS,
+                f"the effective size of the draws is {self.pair_size:,.0f}, below {_EXACT_PAIRS:,.0f}",
+                Against.SIZE, at_least=True),
+            Condition("draws", min(self.n_draws / N_DRAWS, self.n_values / FEWEST_VALUES), 1.0, few,
+                Against.SIZE, at_least=True),
+            Condition("hyperparameters", self.n_globals, MOST_SURE,
+                f"the proposal of {self.n_globals} hyperparameters was learned from its own draws: integrals are a "
+                "little too small",
+                Against.EXACT),
+            # Draws of a Gaussian at one mode know nothing of another one: their weights are even all the same.
+            Condition("concave", float(not self.is_concave), 0.5,
+                "given the hyperparameters, the latent variables may have other modes, where no Gaussian is",
+                Against.EXACT),
+        ]  # fmt: skip
+
+    def _of_tail(self, most: float, against: Against = Against.RELIABLE, *, is_excused: bool = False) -> Condition:
+        """Ask whether the tail of the weights is light enough: it may be heavy where nearly all of them are equal."""
+        said = f"k-hat of the weights of the hyperparameters is {self.khat:.2f}, above {most}"
+        return Condition("k-hat", self.khat, most, said, against, is_excused=is_excused)
+
+    @property
+    def efficiency(self) -> float:
+        """Part of the pairs that is effective, by the weights of hyperparameters and those given these."""
+        return self.effective_size / self.n_values * float(np.exp(-self.variance))
+
+    @property
+    def worth(self) -> float:
+        """Effective number of values, or of pairs where these are fewer."""
+        return min(self.effective_size, self.pair_size)
+
+    @property
+    def made(self) -> str:
+        """What is sampled, and what is Gaussian."""
+        n = self.n_globals
+        return (
+            f"Nested: {n} hyperparameter{'s'[: n != 1]} sampled (effective sample size {self.effective_size:,.0f}), "
+            f"{self.n_local:,} latent variable{'s'[: self.n_local != 1]} drawn from Gaussians given these."
+        )
+
+    @property
+    def details(self) -> str:
+        """Effective size of pairs."""
+        size = f"{self.pair_size:,.0f}" if np.isfinite(self.pair_size) else "unknown"
+        return f" by weights of both (effective sample size {size})"
+
+
+# --- how long a nested posterior takes, from sizes alone ---
+
+#: Fits on the way to the mode and about it, for each hyperparameter, and for each two of these; seconds beside all
+#: fits.
+_TO_MODE, _OF_EACH, _OF_EACH_TWO, _BESIDE = 30.0, 22.0, 0.5, 0.5
+#: Part of the seconds of a value that it takes among many, in the mean.
+_IN_BATCHES = 0.4
+#: Seconds that values with draws may take all together, their number at least and at most.
+_SECONDS_OF_VALUES, _FEWEST_VALUES = 10.0, 192
+#: Seconds of any nested posterior, at least.
+LEAST = 0.8
+#: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
+_PER_FIT_OF_MANY, _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-4, 5e-7, 2e-6, 3.0
+#: In closed form: seconds of a value.
+_PER_VALUE_IN_CLOSED_FORM = 2e-4
+
+
+def nested_seconds(given: RowsGiven) -> float:
+    """Return about how long a nested posterior takes."""
+    p = len(given.outside)
+    n_fits = _TO_MODE + _OF_EACH * p + _OF_EACH_TWO * p**2
+    return _BESIDE + _IN_BATCHES * (n_fits + n_expected(given)) * seconds_of_value(given)
+
+
+def n_expected(given: RowsGiven) -> float:
+    """Return at how many hyperparameters latent variables are drawn, about."""
+    wanted = size_wanted(len(given.outside), seconds_of_value(given))
+    return min(wanted / EFFECTIVE, n_values_of(given))
+
+
+def n_values_of(given: RowsGiven) -> int:
+    """Return at how many hyperparameters latent variables are drawn at most: as many as a few seconds allow."""
+    return int(np.clip(_SECONDS_OF_VALUES / seconds_of_value(given), _FEWEST_VALUES, MOST))
+
+
+def seconds_of_value(given: RowsGiven) -> float:
+    """Return the seconds of a value of log m, with draws."""
+    if (over := gaussian_over(given)) is not None:
+        of_rows = prices.PER_ROW_OF_VALUE * over.n_rows
+        return _PER_VALUE_IN_CLOSED_FORM + of_rows + prices.OF_FACTOR * over.precisions.seconds
+    per_row = _PER_QUADRATIC_ROW if given.is_quadratic else _PER_ROW_OF_MANY
+    return _PER_FIT_OF_MANY + per_row * given.n_evaluations + _PASSES * given.precisions.seconds
+
 
 # --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
 # Each value of the hyperparameters takes a Cholesky factor and a solution, and nothing is iterated.

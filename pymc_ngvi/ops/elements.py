@@ -25,8 +25,8 @@ from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.utils import _parse_gufunc_signature
 from scipy import sparse
 
-from pymc_ngvi.core.refusal import NotApart, Reason, TooDenseError
-from pymc_ngvi.core.sparsity.dependence_sets import (
+from pymc_ngvi.core.messages import NotApart, Reason, TooDenseError
+from pymc_ngvi.core.sparsity import (
     Bools,
     Dependence,
     Ints,
@@ -40,7 +40,7 @@ from pymc_ngvi.core.sparsity.dependence_sets import (
 from pymc_ngvi.core.types import Matrix
 from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.graphs.programs import NAMES
-from pymc_ngvi.rows.programs.operations import OPERATIONS, Operation
+from pymc_ngvi.rows.programs import OPERATIONS, Operation
 
 
 class ScalarForm(enum.Enum):

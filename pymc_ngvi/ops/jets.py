@@ -40,7 +40,7 @@ from pytensor.tensor.math import Any as AnyTrue
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
-from pymc_ngvi.core.refusal import Reason, RefusedFor
+from pymc_ngvi.core.messages import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs.loops import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
@@ -48,8 +48,7 @@ from pymc_ngvi.graphs.rewrites import dependent
 from pymc_ngvi.ops.elements import AddedAt, Rearranged, core_op
 from pymc_ngvi.ops.registry import MOVEMENT, operation
 from pymc_ngvi.rows.linear_map import consecutive
-from pymc_ngvi.rows.programs.operations import OnNumPy
-from pymc_ngvi.rows.programs.writer import CannotFollow, derivatives
+from pymc_ngvi.rows.programs import CannotFollow, OnNumPy, derivatives
 
 # --- arrays of jets: values with first and second derivatives ---
 #

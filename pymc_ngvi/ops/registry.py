@@ -63,7 +63,7 @@ from pytensor.tensor.subtensor import (
 )
 from scipy import sparse
 
-from pymc_ngvi.core.sparsity.dependence_sets import Ints
+from pymc_ngvi.core.sparsity import Ints
 from pymc_ngvi.core.types import Matrix
 from pymc_ngvi.graphs.backends import python_loops
 from pymc_ngvi.graphs.odes import Solution

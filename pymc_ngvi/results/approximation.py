@@ -26,9 +26,8 @@ from pytensor.tensor.variable import TensorVariable
 from rich.theme import Theme
 
 from pymc_ngvi.core import sizes
-from pymc_ngvi.core.bridge import Estimate
+from pymc_ngvi.core.importance import Estimate, pareto_khat
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.core.sizes import N_PREDICTED, N_REWEIGHTED, N_SHOWN, N_WEIGHED, Seed, check_draws, generator_of, seed_of
 from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.types import Array, VariationalState
@@ -37,14 +36,13 @@ from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.density.observed_rows import observed_logp
-from pymc_ngvi.density.shards.density import ShardedDensity, Shards
+from pymc_ngvi.density.shards import ShardedDensity, Shards
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, check_n
 from pymc_ngvi.fitting.record import FitRecord, Outcome, SoFar, record_of_pool, report_outcome
 from pymc_ngvi.fitting.session import FitSession, SavedFit
-from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.weighted import WEIGHTED
-from pymc_ngvi.methods.worth import Worth, worth_between
+from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState
+from pymc_ngvi.methods.mixtures import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
 from pymc_ngvi.results.diagnosis import (
     Diagnosis,

@@ -20,8 +20,8 @@ import numpy as np
 from rich.theme import Theme
 
 from pymc_ngvi.core.linalg import TINY
+from pymc_ngvi.core.messages import Failed, Reason, Unavailable
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
-from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.core.sizes import POSTERIORS
 from pymc_ngvi.core.status import Elbo, NotExactError, Status
 from pymc_ngvi.core.stored import stored
@@ -29,7 +29,7 @@ from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.core.verdict import Verdict, Word
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.fitting.modes.search import ModeSearch
+from pymc_ngvi.fitting.modes import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
 from pymc_ngvi.fitting.progress import FitProgress, announced, few_threads, watching
@@ -46,8 +46,7 @@ from pymc_ngvi.fitting.record import (
 from pymc_ngvi.fitting.session import FitSession, first_state
 from pymc_ngvi.marginal.exact import efficiency_of, is_even, is_nearly_even
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.posteriors.kinds import KINDS
-from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart, if_available
+from pymc_ngvi.posteriors.kinds import KINDS, PosteriorKind, PosteriorStart, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.diagnosis import Kept, standing_diagnosis

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pymc_ngvi.core.draws import chunks, draws_of
+from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, MOST_KHAT, Weights, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import N_NAMED, percent
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, MOST_KHAT, Weights, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.sizes import (
     AT_ONCE,
     HELD,
@@ -41,11 +41,10 @@ from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer, Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, FullState, Traits, traits_of
-from pymc_ngvi.fitting.modes.search import ModeSearch
+from pymc_ngvi.fitting.modes import ModeSearch
 from pymc_ngvi.fitting.progress import announced, few_threads
 from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY, MUCH, N_DRAWS, FitRecord, OtherMode, of_modes
-from pymc_ngvi.posteriors.kinds import KINDS
-from pymc_ngvi.posteriors.kinds.kind import if_available
+from pymc_ngvi.posteriors.kinds import KINDS, if_available
 from pymc_ngvi.posteriors.plan import Decision
 from pymc_ngvi.results.distributions import Costs, Distribution, Posterior, costs_of, flat_dataset, free_names
 from pymc_ngvi.results.drifts import (

@@ -21,26 +21,25 @@ from pymc.backends.ndarray import NDArray as NDArrayTrace
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
+from pymc_ngvi.core.importance import MIN_KHAT_DRAWS
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.prices import hessian_in_gradients
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
 from pymc_ngvi.core.sizes import FIXED_SEED, check_cov_size, check_draws
 from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Target, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
-from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.shards import ShardedDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.graphs.layout import Variable
-from pymc_ngvi.marginal.draws import Draws
-from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.marginal.pooled import Draws, PoolState
+from pymc_ngvi.methods.mixtures import effective_components, worth_between
 from pymc_ngvi.methods.reparam import Conditional, PushforwardState, ReparametrisedDensity
-from pymc_ngvi.methods.worth import effective_components, worth_between
 from pymc_ngvi.reading.roles import Extent, Roles, find_roles
 from pymc_ngvi.results.structure import ModelStructure
 

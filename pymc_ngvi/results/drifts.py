@@ -15,7 +15,7 @@ from scipy import sparse
 from scipy.special import bdtrc, chdtri, erfcx, ndtri, softmax
 
 from pymc_ngvi.core.draws import density_of_normal
-from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.importance import smoothed
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.status import Elbo
 from pymc_ngvi.core.types import Array, GaussianState

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from scipy.special import boxcox, inv_boxcox, softmax
 
 from pymc_ngvi.core.draws import density_of_normal
+from pymc_ngvi.core.importance import khat_limit, pareto_khat, tail_length, weigh
 from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.messages import listed
-from pymc_ngvi.core.psis import khat_limit, pareto_khat, tail_length, weigh
 from pymc_ngvi.core.status import format_elbo, format_gap
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout

@@ -19,10 +19,9 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.special import softmax
 
-from pymc_ngvi.core.bridge import Estimate, log_mean
+from pymc_ngvi.core.importance import Estimate, Weights, khat_limit, log_mean, weigh
 from pymc_ngvi.core.messages import OURS, listed, shortened
 from pymc_ngvi.core.prices import rounded_up
-from pymc_ngvi.core.psis import Weights, khat_limit, weigh
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MOST_NUMBERS, N_SHOWN, seed_of
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density import LogDensity, ModelDensity
@@ -31,8 +30,7 @@ from pymc_ngvi.density.info import quoted, with_data_for
 from pymc_ngvi.density.new_priors import NewPriors
 from pymc_ngvi.density.predictive import Treatment, data_behind, indexed_axes, n_batch_axes
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.marginal.draws import Draws
-from pymc_ngvi.marginal.new_rows import (
+from pymc_ngvi.marginal.left_out import (
     CoupledRows,
     WithNewRows,
     draws_without_rows,
@@ -41,10 +39,8 @@ from pymc_ngvi.marginal.new_rows import (
     with_new_rows,
     with_trees,
 )
-from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.sampling import evenly_picked
-from pymc_ngvi.marginal.student_mixture import StudentMixture
-from pymc_ngvi.marginal.weighted import FEWEST, WeightChecks, WeightedDraws
+from pymc_ngvi.marginal.pooled import FEWEST, Draws, PoolState, WeightChecks, WeightedDraws, evenly_picked
+from pymc_ngvi.marginal.proposals import StudentMixture
 from pymc_ngvi.results.distributions import LogMarginalLikelihood, Posterior
 from pymc_ngvi.results.predictions import (
     Given,

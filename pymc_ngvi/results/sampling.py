@@ -36,7 +36,7 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches as data_of_batches
 from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.observed_rows import ObservedLogp, observed_logp
-from pymc_ngvi.moves.draws import MovedDraws
+from pymc_ngvi.moves.posterior import MovedDraws
 from pymc_ngvi.results.diagnosis import Kept
 from pymc_ngvi.results.distributions import (
     Posterior,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.messages import N_NAMED
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density.by_rows import ModelRows, NoRows, PredictorKind, RowKind
-from pymc_ngvi.families.dissection import find_blocks
 from pymc_ngvi.families.gaussian import Partition
+from pymc_ngvi.families.sparse import find_blocks
 from pymc_ngvi.graphs.layout import Layout
 
 # --- the rows of a model in words: how many, of which variable, and functions of what ---

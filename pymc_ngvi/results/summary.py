@@ -16,15 +16,14 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
+from pymc_ngvi.core.importance import MOST_KHAT, khat_limit, pareto_khat, smoothed_tail, tail_length, weigh
 from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent, suggestion
-from pymc_ngvi.core.psis import MOST_KHAT, khat_limit, pareto_khat, smoothed_tail, tail_length, weigh
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
 from pymc_ngvi.density.constrain import TermSums, log_densities
-from pymc_ngvi.marginal.sampling import evenly_picked
-from pymc_ngvi.marginal.verdict import SAID_ERROR
-from pymc_ngvi.marginal.weighted import WEIGHTED
+from pymc_ngvi.marginal.pooled import WEIGHTED, evenly_picked
+from pymc_ngvi.marginal.trees import SAID_ERROR
 from pymc_ngvi.reading.roles import Grouping, Roles, top_level_priors
 from pymc_ngvi.results.diagnosis import (
     Kept,

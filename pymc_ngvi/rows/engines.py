@@ -15,16 +15,23 @@ from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.graph import Variable, clone_replace
 
-from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs.backends import filled_up, in_float64, without_c
 from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.ops import cost
-from pymc_ngvi.reading.found import Compile
-from pymc_ngvi.reading.terms import Rows, interacts, shared_first
+from pymc_ngvi.reading.predictors import Compile, Rows, interacts, shared_first
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction, row_slices
-from pymc_ngvi.rows.programs.operations import OPERATIONS, OnNumPy, RowProgram
-from pymc_ngvi.rows.programs.writer import CannotFollow, Separation, firsts, rewritten, seconds
+from pymc_ngvi.rows.programs import (
+    OPERATIONS,
+    CannotFollow,
+    OnNumPy,
+    RowProgram,
+    Separation,
+    firsts,
+    rewritten,
+    seconds,
+)
 from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
 
 #: Points at a time of a function that is more than arithmetic with numbers.

@@ -21,9 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import ROUNDING
-from pymc_ngvi.core.normal_rules import rule
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.rows.expectation import Compiled, Index, Levels, RowFunction, bend_rule, evaluated, row_slices, unpacked
+from pymc_ngvi.rows.expectation import (
+    Compiled,
+    Index,
+    Levels,
+    RowFunction,
+    bend_rule,
+    evaluated,
+    row_slices,
+    rule,
+    unpacked,
+)
 
 # --- rows whose function is dear: polynomials in their only predictor stand for it where their Gaussian has its mass
 # ---

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.batch import Batch
+from pymc_ngvi.core.messages import TooDenseError
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
+from pymc_ngvi.core.sparsity import Dependence, Ints
 from pymc_ngvi.core.types import Array, Spread
 
 #: Share of the rows from which on a column is kept as a dense one.

@@ -19,7 +19,7 @@ from scipy.special import ndtri
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
-from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, Taken
 from pymc_ngvi.rows.integrated import STEPS, Integrated, TabulatedRowFunction, densities, distinct

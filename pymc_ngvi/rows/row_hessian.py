@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from pymc_ngvi.core.messages import PatternLacks, TooDenseError
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.refusal import PatternLacks, TooDenseError
 from pymc_ngvi.core.sizes import AT_ONCE, STREAMED
-from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, Pairs
+from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, Dependence, Ints, Pairs
 from pymc_ngvi.core.types import Array, MeanHessian, Rooted, Whitener
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, row_slices
 from pymc_ngvi.rows.linear_map import LinearMap, consecutive

@@ -27,10 +27,14 @@ from pymc_ngvi.marginal import (
     sampler,
     verdict,
 )
-from pymc_ngvi.marginal.margins import Margins
-from pymc_ngvi.nested import defence, found, many, pairs, posterior
-from pymc_ngvi.nested import log_marginal as nested_log_marginal
-from pymc_ngvi.nested import verdict as nested_verdict
+from pymc_ngvi.marginal.proposals import Margins
+from pymc_ngvi.nested import inside as defence
+from pymc_ngvi.nested import inside as found
+from pymc_ngvi.nested import inside as many
+from pymc_ngvi.nested import inside as nested_log_marginal
+from pymc_ngvi.nested import inside as pairs
+from pymc_ngvi.nested import posterior
+from pymc_ngvi.nested import posterior as nested_verdict
 
 EXACT, APPROXIMATE, REFUSED = "exact", "approximate", "refused"
 #: What a mean may be off, in standard deviations, and a standard deviation, relative; and the log of the evidence,

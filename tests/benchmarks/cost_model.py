@@ -17,8 +17,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState, SparseFamily
-from pymc_ngvi.families.dissection import find_blocks, step_seconds, structure_of
-from pymc_ngvi.families.sparse import SparseStructure
+from pymc_ngvi.families.sparse import SparseStructure, find_blocks, step_seconds, structure_of
 
 N_STEPS = 6
 #: Entries of an arrow beyond which its step is not measured.

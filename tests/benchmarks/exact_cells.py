@@ -21,7 +21,7 @@ from isolated import first_line, peak_memory, report
 from measure import Array, Reference
 from models_glmm import random_intercept_logistic, simulate_logistic
 
-from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.importance import smoothed
 
 N_DRAWS = 4_000
 #: Nodes of the rule that log m is checked against; draws of the globals it is checked at.
@@ -136,8 +136,7 @@ def with_groups(options: argparse.Namespace) -> None:
 
 def against_many_nodes(state: Any, n: int) -> dict[str, object]:
     """Return how far log m(g), and means of the globals, are from those of many nodes, on draws of the pool."""
-    from pymc_ngvi.marginal.nodes import PathRule
-    from pymc_ngvi.marginal.quadrature import integrate
+    from pymc_ngvi.marginal.quadrature import PathRule, integrate
 
     pool, quadrature = state.pool, state.rest.quadrature
     g, used = pool.g[:n], pool.log_marginal[:n]

@@ -183,7 +183,7 @@ def fit(name: str, backend: str, file: Path) -> None:
 def seconds_in_rows() -> Iterator[dict[str, float]]:
     """Count seconds by the clock in which rows are evaluated, calls and values."""
     from pymc_ngvi.rows.engines import OnJax
-    from pymc_ngvi.rows.programs.operations import OnNumPy
+    from pymc_ngvi.rows.programs import OnNumPy
 
     tally: dict[str, float] = {"in_rows": 0.0, "calls": 0, "values": 0}
     is_inside = False

@@ -82,7 +82,7 @@ def measure(name: str, *, search: bool) -> None:
     """Fit a model several times and print the columns of its row."""
     import pymc_ngvi
 
-    from pymc_ngvi.fitting.modes.search import ModeSearch
+    from pymc_ngvi.fitting.modes import ModeSearch
 
     warnings.simplefilter("ignore")  # of how fits end
     if not search:

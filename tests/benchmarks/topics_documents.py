@@ -37,7 +37,7 @@ from topics_methods import (
 )
 
 from pymc_ngvi import ConvergenceWarning, fit_ngvi
-from pymc_ngvi.core.psis import pareto_khat
+from pymc_ngvi.core.importance import pareto_khat
 
 FIELDS = ("set", "document", "n_words", "method", "own", "elbo", "log_p", "log_p_error", "k", "em", "es", "score")
 FIELDS += ("true_score", "from_optimum", "sd_from_optimum", "assignments")

@@ -20,7 +20,7 @@ from scipy import stats
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core import draws
-from pymc_ngvi.core.psis import WeightVerdict
+from pymc_ngvi.core.importance import WeightVerdict
 from pymc_ngvi.density import over_draws as on_draws
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.families import DiagonalState, FullState

@@ -8,14 +8,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from pymc_ngvi import ConvergenceWarning, LogDensity, NotExactError, Status, fit_ngvi
 from pymc_ngvi.core import prices
+from pymc_ngvi.core.messages import Reason, Unavailable
 from pymc_ngvi.core.prices import UsedUp, Work
-from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.families import FullState
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.posteriors.kinds import KINDS
-from pymc_ngvi.posteriors.kinds.kind import PosteriorStart
-from pymc_ngvi.posteriors.kinds.moved import highest_mode
+from pymc_ngvi.posteriors.kinds import KINDS, PosteriorStart, highest_mode
 from pymc_ngvi.posteriors.plan import Decision
 from pymc_ngvi.results import choice
 

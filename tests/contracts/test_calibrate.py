@@ -17,7 +17,7 @@ import pymc_ngvi
 from pymc_ngvi.core.sizes import seed_of
 from pymc_ngvi.density.info import simulate
 
-module = importlib.import_module("pymc_ngvi.many.fit_many")
+module = importlib.import_module("pymc_ngvi.many")
 QUIET = {"random_seed": 3, "progressbar": False}
 
 

@@ -7,7 +7,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import NGVI, NotExactError, fit_ngvi
-from pymc_ngvi.posteriors.kinds.trees import TreeKind
+from pymc_ngvi.posteriors.kinds import TreeKind
 
 QUIET = {"progressbar": False, "backend": "quick", "random_seed": 1}
 KINDS = {"exact": "trees.TreeKind", "nested": "latent_gaussian.LatentGaussianKind", "moved": "moved.MovedKind"}
@@ -164,7 +164,7 @@ def test_in_tests_it_is_raised(name, monkeypatch):
 def test_after_a_posterior_that_is_not_exact_the_next_one_is_tried(limit, monkeypatch):
     """Before the last resort; the result is what it is when it is asked for."""
     for name, value in limit.items():
-        monkeypatch.setattr(f"pymc_ngvi.nested.verdict.{name}", value)
+        monkeypatch.setattr(f"pymc_ngvi.nested.posterior.{name}", value)
     patch_kind(monkeypatch, "moved", "run", lambda *args, **options: pytest.fail("it is not needed"))
     approx, asked = fit_ngvi(model=in_groups(), **QUIET), fit_ngvi(model=in_groups(), posterior="exact", **QUIET)
     assert approx.is_exact

@@ -14,10 +14,12 @@ from scipy import stats
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.moves.chains import ChainCoordinates, phase_points_at, trajectory
-from pymc_ngvi.moves.draws import LEAST_SIZE, MOST_RHAT, MovedChecks
-from pymc_ngvi.moves.rounds import (
+from pymc_ngvi.moves.posterior import (
+    LEAST_SIZE,
+    MOST_RHAT,
     N_STARTS,
     Chains,
+    MovedChecks,
     _Moving,
     effective_sizes,
     mixing_of,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.spatial import Delaunay
 
+from pymc_ngvi.core import sparsity as module
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.sparsity import coloured as module
-from pymc_ngvi.core.sparsity.coloured import Colouring
+from pymc_ngvi.core.sparsity import Colouring
 
 
 def pattern_of(rows, cols, n_dim):

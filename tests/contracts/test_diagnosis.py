@@ -19,7 +19,7 @@ from texts import run
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity, NGVIApproximation, Status
-from pymc_ngvi.core.psis import Weights
+from pymc_ngvi.core.importance import Weights
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.record import OtherMode
 from pymc_ngvi.results.diagnosis import Context, context_of, findings_of, other_modes

@@ -14,7 +14,7 @@ from texts import DOCS, run
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity, NGVIApproximation
-from pymc_ngvi.core.psis import Weights, pareto_khat, weigh
+from pymc_ngvi.core.importance import Weights, pareto_khat, weigh
 from pymc_ngvi.families import DiagonalState, MixtureState
 from pymc_ngvi.results.reweighted import check_help
 from pymc_ngvi.results.sampling import POOL

@@ -9,9 +9,8 @@ from scipy import sparse
 from pymc_ngvi import ConvergenceWarning, Status, fit_ngvi, load
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import SparseFamily, SparseState
-from pymc_ngvi.families import dissection as fill
-from pymc_ngvi.families.dissection import find_filled
-from pymc_ngvi.families.sparse import SparseStructure
+from pymc_ngvi.families import sparse as fill
+from pymc_ngvi.families.sparse import SparseStructure, find_filled
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}
 

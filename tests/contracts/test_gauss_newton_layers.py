@@ -14,7 +14,7 @@ from scipy import special
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.gauss_newton import matrix
+from pymc_ngvi.density import gauss_newton as matrix
 from pymc_ngvi.fitting.options import Choice, options_for
 from pymc_ngvi.methods import decay
 

@@ -23,10 +23,9 @@ from pymc_ngvi.families import (
     SparseFamily,
     kernels,
 )
-from pymc_ngvi.families.dissection import find_blocks, find_filled, step_flops
 from pymc_ngvi.families.fronts import SparseCholesky, fronts_of
 from pymc_ngvi.families.gaussian import Partition
-from pymc_ngvi.families.sparse import Precisions, SparseStructure, SummedStructure
+from pymc_ngvi.families.sparse import Precisions, SparseStructure, SummedStructure, find_blocks, find_filled, step_flops
 from pymc_ngvi.methods import UPDATES
 from pymc_ngvi.methods.adaptive import moments_of, natural_gradient
 from pymc_ngvi.methods.cholesky import plus, times_diagonal, times_lower_half, with_positive_diagonal

@@ -11,7 +11,7 @@ from scipy import stats
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.gaussian_over import gaussian_over
 from pymc_ngvi.density.rows_given import latent_rows
-from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.nested.inside import LatentMarginal
 from pymc_ngvi.nested.posterior import GaussianMarginal
 
 

@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.core.refusal import RowsGivenUp
+from pymc_ngvi.core.messages import RowsGivenUp
 from pymc_ngvi.density.by_rows import NOT_LOG_P, ByRows
 from pymc_ngvi.density.expectations import Expectations
 

@@ -14,13 +14,10 @@ from scipy.special import gammaln, logsumexp, polygamma
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.rows_given import latent_rows
-from pymc_ngvi.marginal.centres import Centres
-from pymc_ngvi.marginal.effects import draw_effects, moments_of_draws, numbers_of_candidates
 from pymc_ngvi.marginal.integral import TreeIntegral
-from pymc_ngvi.marginal.nodes import PathRule, references
-from pymc_ngvi.marginal.quadrature import blocks_off_centre, integrate
-from pymc_ngvi.nested.inside import LatentInside
-from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.marginal.quadrature import Centres, PathRule, blocks_off_centre, integrate, references
+from pymc_ngvi.marginal.trees import draw_effects, moments_of_draws, numbers_of_candidates
+from pymc_ngvi.nested.inside import LatentInside, LatentMarginal
 
 SEEDS = [0, 1]
 

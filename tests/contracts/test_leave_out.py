@@ -14,9 +14,9 @@ from scipy.stats import halfnorm, multivariate_normal, norm
 
 import pymc_ngvi
 
-from pymc_ngvi.core.bridge import Side, bridge
-from pymc_ngvi.core.parts import DataParts, passes
+from pymc_ngvi.core.importance import Side, bridge
 from pymc_ngvi.marginal import left_out
+from pymc_ngvi.marginal.left_out import DataParts, passes
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 

@@ -19,12 +19,12 @@ from pytensor.compile.maker import FunctionMaker
 
 import pymc_ngvi
 
-from pymc_ngvi.core.refusal import Reason, Unavailable
-from pymc_ngvi.many.fit_many import N_PILOTS, Fitter
+from pymc_ngvi.core.messages import Reason, Unavailable
+from pymc_ngvi.many import N_PILOTS, Fitter
 from pymc_ngvi.methods.linesearch import LineSearch
-from pymc_ngvi.posteriors.kinds import trees
+from pymc_ngvi.posteriors import kinds as trees
 
-fitting = importlib.import_module("pymc_ngvi.many.fit_many")  # a function has its name
+fitting = importlib.import_module("pymc_ngvi.many")  # a function has its name
 
 N_GROUPS = 8
 GROUP = np.repeat(np.arange(N_GROUPS), 6)

@@ -17,9 +17,9 @@ import xarray as xr
 
 import pymc_ngvi
 
-from pymc_ngvi.density.shards import cluster as of_cluster
+from pymc_ngvi.density import shards as of_cluster
 
-fitting = importlib.import_module("pymc_ngvi.many.fit_many")  # a function has its name
+fitting = importlib.import_module("pymc_ngvi.many")  # a function has its name
 
 pytest.importorskip("distributed")
 

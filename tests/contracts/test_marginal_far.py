@@ -7,8 +7,7 @@ import pytest
 
 import pymc_ngvi
 
-from pymc_ngvi.marginal.nodes import references
-from pymc_ngvi.marginal.quadrature import integrate
+from pymc_ngvi.marginal.quadrature import integrate, references
 
 
 def growth_curves():

@@ -12,11 +12,11 @@ from marginal_terms import Groups
 import pymc_ngvi
 
 from pymc_ngvi import NotExactError
-from pymc_ngvi.core.refusal import Reason, Unavailable
-from pymc_ngvi.density.split import CannotSplit
+from pymc_ngvi.core.messages import Reason, Unavailable
+from pymc_ngvi.density.expectations import CannotSplit
 from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.posteriors import kinds as latent_gaussian
 from pymc_ngvi.posteriors import plan
-from pymc_ngvi.posteriors.kinds import latent_gaussian
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 

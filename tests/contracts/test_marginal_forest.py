@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.marginal.forest import MOST_GLOBALS, MOST_LEVELS, NoForest, find_forest
+from pymc_ngvi.marginal.quadrature import MOST_GLOBALS, MOST_LEVELS, NoForest, find_forest
 
 
 def pattern_of(n_globals, blocks):

@@ -14,10 +14,9 @@ import pymc_ngvi
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core.climbs import ascend, tops
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.moves import rounds
+from pymc_ngvi.moves import posterior as rounds
 from pymc_ngvi.moves.chains import basins_among
-from pymc_ngvi.moves.draws import MovedChecks, MovedDraws
-from pymc_ngvi.moves.rounds import N_STARTS, moved_until_arrived
+from pymc_ngvi.moves.posterior import N_STARTS, MovedChecks, MovedDraws, moved_until_arrived
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

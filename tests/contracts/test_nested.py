@@ -18,8 +18,8 @@ from scipy.special import logsumexp
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity, fit_ngvi
-from pymc_ngvi.core.refusal import Reason, Unavailable
-from pymc_ngvi.nested.pairs import WeightedPairs
+from pymc_ngvi.core.messages import Reason, Unavailable
+from pymc_ngvi.nested.inside import WeightedPairs
 from pymc_ngvi.nested.posterior import nested_posterior
 
 #: Values of hyperparameters where a test is not about how good a posterior is.

@@ -11,7 +11,7 @@ from scipy import integrate, stats
 from pymc_ngvi import LogDensity
 from pymc_ngvi.graphs import odes
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.rows.programs.writer import CannotFollow
+from pymc_ngvi.rows.programs import CannotFollow
 
 TIMES = (0.5, 1.0, 2.5)
 OBSERVED = np.array([[1.2, 0.8], [1.3, 0.9], [0.9, 1.4]])

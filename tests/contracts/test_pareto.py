@@ -8,7 +8,7 @@ import pytest
 
 from arviz_stats.base import array_stats
 
-from pymc_ngvi.core.psis import smoothed, smoothed_tail
+from pymc_ngvi.core.importance import smoothed, smoothed_tail
 
 
 @pytest.mark.parametrize("n", [30, 100, 225, 226, 1_000, 4_097])
@@ -35,5 +35,5 @@ def test_equal_weights_have_the_lightest_tail_and_wild_ones_the_heaviest() -> No
 
 
 def test_weights_do_not_wait_for_arviz() -> None:
-    code = "import sys, numpy as np; from pymc_ngvi.core.psis import smoothed; smoothed(np.arange(200.0)); "
+    code = "import sys, numpy as np; from pymc_ngvi.core.importance import smoothed; smoothed(np.arange(200.0)); "
     subprocess.run([sys.executable, "-c", code + "assert 'arviz_stats' not in sys.modules"], check=True)

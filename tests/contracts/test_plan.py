@@ -16,12 +16,14 @@ from latent_models import grouped, level, process
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity, fit_ngvi
+from pymc_ngvi.core.messages import Failed, Reason, Unavailable
 from pymc_ngvi.core.prices import Work
-from pymc_ngvi.core.refusal import Failed, Reason, Unavailable
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.fitting.options import PosteriorName, options_for
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
-from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
+from pymc_ngvi.posteriors import kinds as latent_gaussian
+from pymc_ngvi.posteriors import kinds as trees
+from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
 from pymc_ngvi.results import choice
 

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from texts import run
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
-from pymc_ngvi.core.psis import pareto_khat
+from pymc_ngvi.core.importance import pareto_khat
 from pymc_ngvi.families import FullState
 from pymc_ngvi.results.plotting import plot_comparison, plot_fit, plot_khat
 

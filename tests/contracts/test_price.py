@@ -14,8 +14,8 @@ from rich.console import Console
 
 from pymc_ngvi import ConvergenceWarning, NotExactError, Status, fit_ngvi
 from pymc_ngvi.core import prices
+from pymc_ngvi.core.messages import Reason
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.fitting import progress
 from pymc_ngvi.fitting.progress import announced

@@ -11,14 +11,14 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 from pymc_ngvi import ConvergenceWarning, LogDensity
-from pymc_ngvi.core.normal_rules import blocks, n_levels, rule
-from pymc_ngvi.core.refusal import RowHessianGivenUp
+from pymc_ngvi.core.messages import RowHessianGivenUp
 from pymc_ngvi.core.types import MatrixHessian, RowRules
 from pymc_ngvi.density import by_rows
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import make_family
+from pymc_ngvi.rows.expectation import blocks, n_levels, rule
 from pymc_ngvi.rows.row_hessian import SecondDerivatives
 
 N, J = 24, 4

@@ -13,14 +13,12 @@ from numpy.testing import assert_allclose
 from scipy import stats
 from scipy.special import expit, gammaln, log_expit, logsumexp
 
-from pymc_ngvi.core.psis import effective_size
-from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.core.importance import effective_size
 from pymc_ngvi.marginal.integral import TOLERANCE, TreeIntegral
-from pymc_ngvi.marginal.margins import Margins
-from pymc_ngvi.marginal.mode import find_modes, profiles
-from pymc_ngvi.marginal.proposals import Proposal, StudentMixture
-from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, Hopeless, Pairs, Sampler
-from pymc_ngvi.marginal.sampling import relative_sd_errors
+from pymc_ngvi.marginal.pooled import relative_sd_errors
+from pymc_ngvi.marginal.proposals import Margins, Proposal, StudentMixture
+from pymc_ngvi.marginal.quadrature import Centres
+from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, Hopeless, Pairs, Sampler, find_modes, profiles
 
 MEAN = np.array([0.5, -2.0, 3.0])
 

@@ -18,14 +18,13 @@ import sharded_models as models
 import pymc_ngvi
 
 from pymc_ngvi import BrokenExecutorError, ShardError, Shards, StartError, Status
-from pymc_ngvi.density.shards import cluster as of_cluster
-from pymc_ngvi.density.shards import density as engines
-from pymc_ngvi.density.shards import density as on_dask
-from pymc_ngvi.density.shards.density import ShardedDensity, forget
-from pymc_ngvi.density.shards.shard import Recipe, Request, Shard
+from pymc_ngvi.density import shards as engines
+from pymc_ngvi.density import shards as of_cluster
+from pymc_ngvi.density import shards as on_dask
+from pymc_ngvi.density.shards import Recipe, Request, Shard, ShardedDensity, forget
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.on_model import FittedDensity, TermsInShards
-from pymc_ngvi.posteriors.kinds import trees
+from pymc_ngvi.posteriors import kinds as trees
 
 KEYS = range(models.N_SHARDS)
 # Other processes import nothing from here.

@@ -12,11 +12,11 @@ from pymc.distributions.dist_math import check_parameters
 import pymc_ngvi
 
 from pymc_ngvi import Shards
-from pymc_ngvi.core.refusal import RowsGivenUp
+from pymc_ngvi.core.messages import RowsGivenUp
 from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.density.shards.density import ShardedDensity, forget, kept
+from pymc_ngvi.density.shards import ShardedDensity, forget, kept
 from pymc_ngvi.families.gaussian import FullState
-from pymc_ngvi.fitting.modes.search import ModeSearch
+from pymc_ngvi.fitting.modes import ModeSearch
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.on_model import FittedDensity, TermsInShards
 

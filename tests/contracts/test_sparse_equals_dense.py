@@ -17,9 +17,8 @@ from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import MatrixHessian
 from pymc_ngvi.families import FullPrecisionState, SparseFamily
-from pymc_ngvi.families.dissection import find_blocks
 from pymc_ngvi.families.gaussian import Partition
-from pymc_ngvi.families.sparse import SparseStructure
+from pymc_ngvi.families.sparse import SparseStructure, find_blocks
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.options import choose
 

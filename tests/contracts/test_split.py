@@ -11,11 +11,10 @@ from marginal_terms import forest_of as by_hand
 from marginal_terms import singles
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.split import CannotSplit, RowTerms
-from pymc_ngvi.marginal import parts
+from pymc_ngvi.density.expectations import CannotSplit, RowTerms
+from pymc_ngvi.marginal import quadrature as parts
 from pymc_ngvi.marginal.exact import forest_of
-from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.parts import TermsByRows
+from pymc_ngvi.marginal.quadrature import Forest, TermsByRows
 
 N_GROUPS, N_OBS = 12, 40
 _RNG = np.random.default_rng(5)

@@ -10,9 +10,9 @@ import pytest
 import pymc_ngvi
 
 from pymc_ngvi import Status
-from pymc_ngvi.core.refusal import Reason, Refused
+from pymc_ngvi.core.messages import Reason, Refused
 from pymc_ngvi.core.types import GaussNewtonTarget
-from pymc_ngvi.density.streams.density import BatchSource, Place
+from pymc_ngvi.density.streams import BatchSource, Place
 from pymc_ngvi.families import FullState
 from pymc_ngvi.methods.sites import Quadratic, sign_of_order
 from pymc_ngvi.results.diagnosis import context_of

@@ -6,10 +6,9 @@ import pytest
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families.dissection import find_blocks
-from pymc_ngvi.families.dissection import structure_of as structure_of_form
 from pymc_ngvi.families.gaussian import BlockStructure
-from pymc_ngvi.families.sparse import SparseStructure
+from pymc_ngvi.families.sparse import SparseStructure, find_blocks
+from pymc_ngvi.families.sparse import structure_of as structure_of_form
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.results.structure import ModelStructure
 

@@ -6,12 +6,12 @@ import pytest
 
 from pymc_ngvi import LogDensity, Status, fit_ngvi, load
 from pymc_ngvi.families import FullState, SparseFamily, SummedState
-from pymc_ngvi.families import dissection as fill
+from pymc_ngvi.families import sparse as fill
 from pymc_ngvi.families.sparse import SparseStructure, SummedStructure
+from pymc_ngvi.fitting import modes as climbs
 from pymc_ngvi.fitting import options as auto
 from pymc_ngvi.fitting import session
-from pymc_ngvi.fitting.modes import search as climbs
-from pymc_ngvi.reading import found as wide
+from pymc_ngvi.reading import predictors as wide
 
 QUIET = {"progressbar": False, "random_seed": 1, "posterior": "gaussian"}
 

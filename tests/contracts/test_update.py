@@ -14,10 +14,9 @@ from scipy.special import gammaln
 import pymc_ngvi
 
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.marginal.centres import Centres
-from pymc_ngvi.marginal.effects import SplitNormal
-from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.new_rows import beside
+from pymc_ngvi.marginal.left_out import beside
+from pymc_ngvi.marginal.quadrature import Centres, Forest
+from pymc_ngvi.marginal.trees import SplitNormal
 
 N_GROUPS, N_OF_GROUP = 12, 5
 GRID = np.linspace(1e-3, 6.0, 6_000)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.core.verdict import MOST_BEYOND, Against, Condition, Verdict, beyond_reach
+from pymc_ngvi.marginal.pooled import LEAST_TAIL
 from pymc_ngvi.marginal.sampler import size_asked
-from pymc_ngvi.marginal.sampling import LEAST_TAIL
-from pymc_ngvi.marginal.verdict import (
+from pymc_ngvi.marginal.trees import (
     MOST_ERROR,
     MOST_KHAT,
     MOST_LOST,
@@ -17,9 +17,9 @@ from pymc_ngvi.marginal.verdict import (
     SAID_ERROR,
     Checks,
 )
-from pymc_ngvi.moves.draws import LEAST_SIZE as LEAST_MOVED
-from pymc_ngvi.moves.draws import MOST_HEIGHT, MOST_LIMIT_ERROR, MOST_RHAT, MovedChecks
-from pymc_ngvi.nested.verdict import MOST_MOVED, MOST_VARIANCE, NestedChecks
+from pymc_ngvi.moves.posterior import LEAST_SIZE as LEAST_MOVED
+from pymc_ngvi.moves.posterior import MOST_HEIGHT, MOST_LIMIT_ERROR, MOST_RHAT, MovedChecks
+from pymc_ngvi.nested.posterior import MOST_MOVED, MOST_VARIANCE, NestedChecks
 
 TREES = Checks(0.2, 1_900.0, 2_250, 4, n_local=300, n_nodes=9, rule_error=0.01, effects=0.01)
 NESTED = NestedChecks(0.1, 450.0, 600, 16, 8_000.0, 0.3, 3, 100, n_fits=700)

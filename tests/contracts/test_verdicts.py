@@ -12,7 +12,7 @@ from scipy import stats
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.core.psis import WeightVerdict, khat_limit, weigh
+from pymc_ngvi.core.importance import WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.verdict import NOT_TESTED
 from pymc_ngvi.results.diagnosis import PART, SECONDS, Kept, context_of
 

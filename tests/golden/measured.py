@@ -9,7 +9,7 @@ import re
 import numpy as np
 
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.families.dissection import find_blocks
+from pymc_ngvi.families.sparse import find_blocks
 from pymc_ngvi.rows.expectation import derivatives, one_finer, roots
 
 #: How far points are from the start, and the standard deviations of the Gaussian about them.

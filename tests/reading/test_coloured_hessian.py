@@ -8,11 +8,11 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import LogDensity
+from pymc_ngvi.core import sparsity as coloured
+from pymc_ngvi.core.messages import PatternWidened
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.refusal import PatternWidened
-from pymc_ngvi.core.sparsity import coloured
 from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.reading import affine
+from pymc_ngvi.reading import predictors as affine
 
 _RNG = np.random.default_rng(51)
 GROUP = np.repeat(np.arange(12), 4)

@@ -13,8 +13,7 @@ from pymc_ngvi import LogDensity
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.ops.elements import Facts
-from pymc_ngvi.reading.affine import as_sum, factors_outside
-from pymc_ngvi.reading.found import scales_outside
+from pymc_ngvi.reading.predictors import as_sum, factors_outside, scales_outside
 
 N, P = 60, 20
 RNG = np.random.default_rng(8)

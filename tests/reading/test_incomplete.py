@@ -11,7 +11,7 @@ from scipy import special, stats
 import pymc_ngvi  # noqa: F401 (registers the method)
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.core import tails
+from pymc_ngvi.core import scalars as tails
 from pymc_ngvi.graphs import programs
 from pymc_ngvi.graphs.backends import python_loops, quick_mode
 

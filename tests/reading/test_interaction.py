@@ -16,7 +16,7 @@ from pytensor.compile.mode import Mode
 from pymc_ngvi import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.reading.affine import HessianPattern, PatternSearch
+from pymc_ngvi.reading.predictors import HessianPattern, PatternSearch
 
 RNG = np.random.default_rng(7)
 GROUP = np.repeat(np.arange(4), 5)

@@ -23,9 +23,9 @@ from pymc_ngvi.graphs.programs import program_of
 from pymc_ngvi.ops import elements, registry
 from pymc_ngvi.ops.elements import Facts, ScalarForm
 from pymc_ngvi.ops.jets import ForwardMode, NoJet
-from pymc_ngvi.reading.affine import Dependences, PatternSearch, is_linear
-from pymc_ngvi.rows.programs.operations import Operation as ScalarOperation
-from pymc_ngvi.rows.programs.writer import CannotFollow as NoProgram
+from pymc_ngvi.reading.predictors import Dependences, PatternSearch, is_linear
+from pymc_ngvi.rows.programs import CannotFollow as NoProgram
+from pymc_ngvi.rows.programs import Operation as ScalarOperation
 
 READINGS = [field.name for field in dataclasses.fields(registry.OpRecord) if field.name != "by_batch"]
 

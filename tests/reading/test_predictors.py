@@ -10,7 +10,7 @@ from scipy import sparse
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence
+from pymc_ngvi.core.sparsity import Dependence
 from pymc_ngvi.rows.linear_map import MatrixPlan
 from pymc_ngvi.rows.row_hessian import by_predictors
 

@@ -17,11 +17,10 @@ from pymc_ngvi.graphs import graph, programs
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.rows import engines
+from pymc_ngvi.rows import programs as operations
 from pymc_ngvi.rows.engines import ENGINES, Engine, OnJax
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
-from pymc_ngvi.rows.programs import operations
-from pymc_ngvi.rows.programs.operations import OPERATIONS, OnNumPy
-from pymc_ngvi.rows.programs.writer import CannotFollow, Separation, Writer
+from pymc_ngvi.rows.programs import OPERATIONS, CannotFollow, OnNumPy, Separation, Writer
 
 ANY = np.array([-3.7, -1.2, -0.4, 0.3, 0.9, 2.6, 4.1])
 POSITIVE = np.array([0.05, 0.4, 0.9, 1.7, 3.2, 8.5, 40.0])

@@ -21,7 +21,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.math import log1mexp, softplus, tri_gamma
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.core import ufuncs
+from pymc_ngvi.core import scalars as ufuncs
 from pymc_ngvi.graphs.backends import Interpreted, python_loops, quick_mode, quickly
 from pymc_ngvi.graphs.graph import simplify
 

@@ -9,8 +9,8 @@ import pytest
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity
+from pymc_ngvi.core.messages import PatternLacks, RowsGivenUp
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.refusal import PatternLacks, RowsGivenUp
 from pymc_ngvi.density.by_rows import ByRows
 
 
@@ -33,7 +33,7 @@ def without_entry(pattern, row, col):
 
 @pytest.mark.parametrize("missed", [(5, 1), (12, 0)], ids=["with the scale", "with the mean"])
 def test_a_missed_entry_is_found_and_the_fit_goes_on(monkeypatch, missed, caplog):
-    from pymc_ngvi.reading import affine
+    from pymc_ngvi.reading import predictors as affine
 
     right = affine.PatternSearch.run
 

@@ -28,7 +28,7 @@ from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.info import quoted
 from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.graphs.backends import quickly
-from pymc_ngvi.reading.affine import Factor, factors_of
+from pymc_ngvi.reading.predictors import Factor, factors_of
 
 # --- data that are read batch by batch: where a fit is, and what it has to say of them ---
 

@@ -22,9 +22,9 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.special import LogAddExp
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
-from pymc_ngvi.core.refusal import Reason, RefusedFor
+from pymc_ngvi.core.messages import Reason, RefusedFor
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
-from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
+from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import Array, Independent, MeanHessian, Outer, Target, Whitener
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.info import likelihood_rows

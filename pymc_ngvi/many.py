@@ -38,8 +38,7 @@ from pymc_ngvi.core.verdict import Word
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot, Simulated, quoted, simulate, with_data_for, without_casts
-from pymc_ngvi.density.shards.cluster import Advice, Cluster, Lost, client_of
-from pymc_ngvi.density.shards.errors import BrokenExecutorError
+from pymc_ngvi.density.shards import Advice, BrokenExecutorError, Cluster, Lost, client_of
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
 from pymc_ngvi.fitting.progress import SharedContext, console_for, one_thread
 from pymc_ngvi.fitting.record import FitRecord

@@ -1,1 +1,0 @@
-"""Sparse dependences: sets of coordinates, their colouring, and Hessians from as few products as they allow."""
