@@ -493,7 +493,7 @@ def _joined(parts: list[Exploration], homes: list[GaussianState], given: RowsGiv
         if lost[worst := int(np.argmax(lost))] > _LEFT:
             del parts[worst], homes[worst], points[worst]
             continue
-        pairs = WeightedPairs.joined([part.pairs for part in parts], own)
+        pairs = WeightedPairs.of_modes([part.pairs for part in parts], own)
         return Exploration(pairs, max(*lost, *(part.lost for part in parts)), max(part.moved for part in parts))
     return parts[0]
 
