@@ -613,7 +613,7 @@ def _diagonal(widths: Array, level: int) -> Array:
 #: Standardised variances are at least this where they divide.
 _LEAST_VARIANCE = 1e-6
 #: Width of a parabola at most, its step where it is not bent, and the farthest step, in standardised units.
-_WIDEST, _STEP, _FARTHEST = 5.0, 3.0, 1e6
+_WIDEST, _STEP, _LONGEST = 5.0, 3.0, 1e6
 
 
 class Integral(NamedTuple):
@@ -768,7 +768,7 @@ def _parabola(rule: PathRule, table: Array, weights: Array) -> tuple[Array, Arra
     bent = curvature > 1.0 / _WIDEST**2
     step = np.where(bent, slope / np.where(bent, curvature, 1.0), np.sign(slope) * _STEP)
     width = np.where(bent, 1.0 / np.sqrt(np.where(bent, curvature, 1.0)), _WIDEST)
-    return x1 + np.clip(step, -_FARTHEST, _FARTHEST), np.maximum(width, 1e-150)
+    return x1 + np.clip(step, -_LONGEST, _LONGEST), np.maximum(width, 1e-150)
 
 
 def blocks_off_centre(forest: Forest, shape: Shape, rule: PathRule, of_blocks: Array) -> NDArray[np.bool_]:

@@ -45,7 +45,7 @@ from pymc_ngvi.marginal.proposals import (
 # So it is of the entries of a Cholesky factor beside its diagonal.
 
 #: Largest logarithm of a scale that coordinates are divided by.
-_FARTHEST = 200.0
+_LARGEST_LOG = 200.0
 
 
 @stored("exact.ratios")
@@ -82,7 +82,7 @@ class Ratios:
         return -self._exponents(g).sum(axis=1)
 
     def _exponents(self, g: Array) -> Array:
-        return np.clip(g[:, self.by] - self.centre, -_FARTHEST, _FARTHEST)
+        return np.clip(g[:, self.by] - self.centre, -_LARGEST_LOG, _LARGEST_LOG)
 
     def normal(self, mean: Array, cov: Array) -> tuple[Array, Array]:
         """Return mean and covariance of what is divided, to first order."""
@@ -107,7 +107,7 @@ _MOST, _MOST_OF_EACH, _LEFT, _HIGHER = 25, 3, 0.02, 0.5
 #: and the square root of how far all of them may lead.
 _LENGTHS, _FARTHEST = np.array([2.0, 1.0, 0.5, 0.2, 0.05]), 5.0
 #: Differences for gradients, in scales; least and largest scale; curvature over a scale that is flat.
-_APART, _LEAST, _LARGEST, _FLAT = 0.25, 1e-3, 2.0, 0.1
+_SPACING, _LEAST, _LARGEST, _FLAT = 0.25, 1e-3, 2.0, 0.1
 
 type Function = Callable[[Array], Array]
 
@@ -156,7 +156,7 @@ class Climbs:
 
     def _look(self, rows: NDArray[np.intp]) -> None:
         """Take gradients, and minus the second derivatives by single coordinates, by differences."""
-        apart = _APART * self.scale[rows]
+        apart = _SPACING * self.scale[rows]
         below, above = self._ends(rows, apart)
         self._slope[rows] = (above - below) / (2.0 * apart)
         self._bend[rows] = (2.0 * self.value[rows, None] - below - above) / apart**2

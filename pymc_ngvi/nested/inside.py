@@ -294,7 +294,7 @@ _OF_DRAWS = 8
 #: Mean and standard deviation of a predictor that is moved out, in standard deviations; where p and q are compared.
 _OUT, _WIDTH, _LOOK = 3.0, 1.5, 4.0
 #: Directions at most.
-_MOST = 128
+_MOST_PREDICTORS = 128
 
 
 def n_far_of(n_draws: int) -> int:
@@ -326,7 +326,7 @@ class Defence:
         with np.errstate(all="ignore"):
             [log_ratio] = at.rows.values(at.draws(base)) - at.log_density(base)
         grows = np.nan_to_num(log_ratio[:-1] - log_ratio[-1], nan=0.0, posinf=0.0, neginf=0.0)
-        most = np.argsort(-grows, kind="stable")[:_MOST]
+        most = np.argsort(-grows, kind="stable")[:_MOST_PREDICTORS]
         most = most[grows[most] > 1.0]  # of others, weights are bounded as it is, as far as there are draws
         total = grows[most].sum()
         return cls(used[most % n], np.where(most < n, 1.0, -1.0), grows[most] / total if len(most) else np.empty(0))

@@ -246,7 +246,7 @@ def highest_mode(density: ModelDensity, rng: np.random.Generator) -> Mode | None
 # --- moved posteriors: draws of a Gaussian are moved, as many chains at once, until they have arrived ---
 
 #: Chains: where many points are evaluated at once, and where few are; points from which on they are many.
-_MANY, _FEW, _AT_ONCE = 128, 64, 16
+_MANY_CHAINS, _FEW_CHAINS, _AT_ONCE = 128, 64, 16
 #: Iterations that are expected, and steps of a trajectory, over the fourth root of the dimension.
 _ITERATIONS, _STEPS = 75.0, 2.5
 #: How many times the gradients that are expected may be taken where no other limit is given.
@@ -280,7 +280,7 @@ class MovedKind(PosteriorKind[ManyChains]):
         if density.is_sharded:
             raise Unavailable(Reason.IN_PART, "its data are in shards, and each step would ask all of them")
         is_few = isinstance(density, LogDensity) and density.batch_size < _AT_ONCE
-        return ManyChains(_FEW if is_few else _MANY, density.n_dim)
+        return ManyChains(_FEW_CHAINS if is_few else _MANY_CHAINS, density.n_dim)
 
     def comes_first(self, found: ManyChains, *, by_rows: bool) -> bool:
         """Tell whether a Gaussian fit takes draws: with exact expectations, it is had at once, and seldom far off."""
