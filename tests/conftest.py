@@ -97,9 +97,9 @@ def _no_last_resort(monkeypatch):
 @pytest.fixture
 def _nested_first(monkeypatch):
     """Have nested posteriors come before any Gaussian fit, as if they took no time, and trees were not sure."""
-    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.TreeKind.chance", lambda self, found: 0.9)
-    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_seconds", lambda given: 0.01)
-    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.LatentGaussianKind.least", 0.01)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.TreeKind.chance", lambda self, found: 0.9)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.nested_seconds", lambda given: 0.01)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.LatentGaussianKind.least", 0.01)
 
 
 @pytest.fixture

@@ -445,7 +445,7 @@ class CannotSplit(RefusedFor):
     reason = Reason.NOT_SPLIT
 
 
-#: A `pymc_ngvi.marginal.forest.Forest`, which is above.
+#: A `pymc_ngvi.marginal.quadrature.Forest`, which is above.
 type Trees = Any
 
 

@@ -103,12 +103,12 @@ _NARROW = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"})
 
 #: Scalar Ops that PyTensor runs element by element in Python, and the NumPy function that does the same.
 _UFUNCS: dict[type, tuple[str, int]] = {
-    Softplus: ("pymc_ngvi.core.ufuncs.softplus", 1),
-    Log1mexp: ("pymc_ngvi.core.ufuncs.log1mexp", 1),
-    TriGamma: ("pymc_ngvi.core.ufuncs.trigamma", 1),
-    ps.Clip: ("pymc_ngvi.core.ufuncs.clip", 3),
-    ps.Second: ("pymc_ngvi.core.ufuncs.second", 2),
-    ps.RoundHalfAwayFromZero: ("pymc_ngvi.core.ufuncs.round_half_away_from_zero", 1),
+    Softplus: ("pymc_ngvi.core.scalars.softplus", 1),
+    Log1mexp: ("pymc_ngvi.core.scalars.log1mexp", 1),
+    TriGamma: ("pymc_ngvi.core.scalars.trigamma", 1),
+    ps.Clip: ("pymc_ngvi.core.scalars.clip", 3),
+    ps.Second: ("pymc_ngvi.core.scalars.second", 2),
+    ps.RoundHalfAwayFromZero: ("pymc_ngvi.core.scalars.round_half_away_from_zero", 1),
     ps.Identity: ("numpy.positive", 1),
 }
 

@@ -18,7 +18,7 @@ _SENT, _FEWEST = 2**23, 1
 
 
 class TermsInShards:
-    """The terms of log p; see `pymc_ngvi.marginal.parts.TermsOfBlocks`.
+    """The terms of log p; see `pymc_ngvi.marginal.quadrature.TermsOfBlocks`.
 
     Groups may have rows in several shards: what these say adds up.
     """

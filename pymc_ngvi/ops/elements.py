@@ -230,7 +230,7 @@ class Apart(Exception):
         self.labels = labels
 
 
-#: A `pymc_ngvi.reading.terms.Lift`, which is above.
+#: A `pymc_ngvi.reading.predictors.Lift`, which is above.
 type Lifting = Any
 
 

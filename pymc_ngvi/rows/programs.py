@@ -22,7 +22,7 @@ from pymc_ngvi.core.types import AnyArray
 class Call:
     """An operation on values by number."""
 
-    #: In `pymc_ngvi.rows.programs.operations.OPERATIONS`.
+    #: In `pymc_ngvi.rows.programs.OPERATIONS`.
     name: str
     read: tuple[int, ...]
 
@@ -48,7 +48,7 @@ class RowProgram:
         return [k for k in range(self.n_inputs) if k in read]
 
 
-#: A `pymc_ngvi.rows.programs.writer.Written`: arithmetic on it, and ``to``, write operations.
+#: A `pymc_ngvi.rows.programs.Written`: arithmetic on it, and ``to``, write operations.
 type Value = Any
 type Slopes = Callable[..., Sequence[Any]]
 type Tangent = Callable[..., Any]

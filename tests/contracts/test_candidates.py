@@ -175,9 +175,9 @@ def test_after_a_posterior_that_is_not_exact_the_next_one_is_tried(limit, monkey
 
 @pytest.mark.usefixtures("_nested_first")
 def test_a_better_one_that_fails_or_takes_too_long_leaves_the_first(monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.nested.verdict._EXACT_PAIRS", np.inf)
+    monkeypatch.setattr("pymc_ngvi.nested.posterior._EXACT_PAIRS", np.inf)
     with monkeypatch.context() as patch:
-        patch.setattr("pymc_ngvi.marginal.verdict.size_asked", lambda n_outside: 1e9)
+        patch.setattr("pymc_ngvi.marginal.trees.size_asked", lambda n_outside: 1e9)
         approx = fit_ngvi(model=in_groups(), **QUIET)
     assert approx.is_nested
     assert approx.plan.of("exact").outcome.value == "failed"
@@ -192,7 +192,7 @@ def test_a_better_one_that_fails_or_takes_too_long_leaves_the_first(monkeypatch)
 @pytest.mark.parametrize("place", ["inference.NGVI._start", "methods.LineSearch.step"])
 def test_an_exception_on_the_way_to_a_better_one_leaves_the_first(place, monkeypatch, caplog):
     """The Gaussian fit that the next one would begin from."""
-    monkeypatch.setattr("pymc_ngvi.nested.verdict._EXACT_PAIRS", np.inf)
+    monkeypatch.setattr("pymc_ngvi.nested.posterior._EXACT_PAIRS", np.inf)
     monkeypatch.setattr(f"pymc_ngvi.{place}", fails(ZeroDivisionError("a fault")))
     with caplog.at_level(logging.DEBUG, "pymc.ngvi"):
         approx = fit_ngvi(model=in_groups(), **QUIET)
@@ -203,7 +203,7 @@ def test_an_exception_on_the_way_to_a_better_one_leaves_the_first(place, monkeyp
 
 @pytest.mark.usefixtures("_nested_first")
 def test_a_gaussian_fit_that_nothing_can_follow_leaves_the_first(monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.nested.verdict._EXACT_PAIRS", np.inf)
+    monkeypatch.setattr("pymc_ngvi.nested.posterior._EXACT_PAIRS", np.inf)
     monkeypatch.setattr("pymc_ngvi.core.status.Status.can_be_followed", False)
     approx = fit_ngvi(model=in_groups(), **QUIET)
     assert approx.is_nested

@@ -221,7 +221,7 @@ def _no_latent_rows(density):
 @pytest.mark.usefixtures("_no_last_resort")
 def test_a_check_that_fails(models, monkeypatch):
     """By default the Gaussian comes back with the reason; where an exact posterior was asked for, it is an error."""
-    monkeypatch.setattr("pymc_ngvi.marginal.verdict.size_asked", lambda n_outside: 1e6)
+    monkeypatch.setattr("pymc_ngvi.marginal.trees.size_asked", lambda n_outside: 1e6)
     monkeypatch.setattr(latent_gaussian, "latent_rows_of", _no_latent_rows)
     approx = fit(models[True])
     assert not approx.is_exact

@@ -170,7 +170,7 @@ def test_it_is_not_looked_for_where_the_gaussian_will_do():
 
 
 def test_chains_that_do_not_arrive_leave_the_gaussian(monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.moved._MOST", 0.1)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds._MOST", 0.1)
     with pytest.raises(NotExactError, match=r"moved draws have not arrived \(128 chains from 8 points") as caught:
         fit(bent(), posterior="moved")
     gaussian = fit(bent(), posterior="gaussian")
@@ -238,7 +238,7 @@ def test_the_marginal_likelihood_is_that_of_the_exact_posterior():
 
 def test_there_is_no_marginal_likelihood_where_no_gaussian_is_near(monkeypatch):
     approx = fit(overdispersed(), posterior="moved", tol=1.0)
-    monkeypatch.setattr("pymc_ngvi.moves.draws.MOST_ERROR", 1e-6)
+    monkeypatch.setattr("pymc_ngvi.moves.posterior.MOST_ERROR", 1e-6)
     with pytest.raises(ValueError, match="moved posterior has no log_marginal_likelihood: no Gaussian is near enough"):
         approx.log_marginal_likelihood  # noqa: B018
     with pytest.raises(ValueError, match=r"nothing for importance=.psis. to correct"):

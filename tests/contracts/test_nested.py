@@ -226,7 +226,7 @@ def _no_forest(density):
 def test_what_can_t_be_fitted_falls_back(monkeypatch):
     """The Gaussian is kept, with the reason."""
     monkeypatch.setattr("pymc_ngvi.marginal.sampler.find_modes", lambda *args: [])
-    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.forest_of", _no_forest)
     approx = fit_ngvi(model=counts(), random_seed=1, progressbar=False)
     assert not approx.is_nested
     assert approx.record.posterior == "Gaussian: there are no blocks."
@@ -244,8 +244,8 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
         checks = replace(state.checks, effective_size=0.03 * state.checks.n_values, khat=1.2)
         return replace(state, rest=replace(state.rest, checks=checks))
 
-    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
-    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_posterior", poor)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.forest_of", _no_forest)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.nested_posterior", poor)
     monkeypatch.setattr("pymc_ngvi.results.choice.efficiency_of", lambda *args: gaussian)
     approx = fit_ngvi(model=level(), random_seed=1, progressbar=False)
     assert approx.record.is_nested is kept

@@ -333,7 +333,7 @@ def test_a_named_method_comes_first(monkeypatch, named):
     def fail(*args, **kwargs):
         raise AssertionError("a nested posterior came first")
 
-    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_posterior", fail)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.nested_posterior", fail)
     with pytest.warns(pymc_ngvi.ConvergenceWarning, match="iteration limit"):
         approx = fit_ngvi(2, model=process(), random_seed=1, progressbar=False, **named)
     assert approx.plan is None
