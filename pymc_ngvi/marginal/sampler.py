@@ -664,10 +664,10 @@ class Sampler:
             return [*modes]
         kept = [*(modes or found[:1])]
         for mode in found:  # those that are apart from these and each other
-            if _is_apart(mode.at, kept):  # along a ridge, a climb may end too early
-                mode = find_modes(self._inside.log_m, mode.at[None], np.sqrt(np.diag(mode.cov)), mode.cov)[0]
-            is_new = all(_is_apart(mode.at, [one]) or _is_apart(one.at, [mode]) for one in kept)
-            kept += [mode] if is_new else []
+            again = [mode]
+            if _is_apart(mode.at, kept):  # along a ridge, a climb may end too early; or where there is no fit from here
+                again = find_modes(self._inside.log_m, mode.at[None], np.sqrt(np.diag(mode.cov)), mode.cov)
+            kept += [new for new in again if all(_is_apart(new.at, [k]) or _is_apart(k.at, [new]) for k in kept)]
         masses = self._inside.log_m(np.array([mode.at for mode in kept]))
         masses = masses + [0.5 * np.linalg.slogdet(mode.cov)[1] for mode in kept]
         return [kept[k] for k in np.argsort(-masses, kind="stable") if masses[k] > masses.max() - _LOWEST]

@@ -738,16 +738,18 @@ def moved_until_arrived(
     if starts is None:
         return None
     x, counted = np.repeat(starts, n_chains // N_STARTS, axis=0), Counted(target)
-    whole = moving = _Moving(counted, [Chains(counted, ChainCoordinates.of(fits[0]), x, rng)])
+    joint = Chains(counted, ChainCoordinates.of(fits[0]), x, rng)
+    moving = _Moving(counted, [joint])
     may_part, n_modes = True, 1
     while True:
-        ended = None
         moving.advance()
         # In the first round, chains begin far out.
-        if moving.outflow > (MOST_OUTFLOW if moving.n_done > 1 else _FIRST_OUTFLOW):  # these are no basins
-            moving, may_part, n_modes = whole, False, 1
-        if moving.n_done > _UNJUDGED:
-            ended = _ended(moving, counted, quantities, label, rng)
+        if moving.outflow > (MOST_OUTFLOW if moving.n_done > 1 else _FIRST_OUTFLOW):
+            # These are no basins: some chains of each go on together.
+            x = moving.rounds[-1].x[-1, :: len(moving.chains)]
+            moving, may_part, n_modes = _Moving(counted, [Chains(counted, joint.coordinates, x, rng)]), False, 1
+            continue
+        ended = _ended(moving, counted, quantities, label, rng) if moving.n_done > _UNJUDGED else None
         n_needed = counted.n * moving.times_to_arrive(None if ended is None else ended.checks.rhat)
         goes_on = may_need(moving.n_next, n_needed) and may_go_on(counted.n + moving.n_next)
         if ended is not None or not goes_on:
@@ -755,7 +757,6 @@ def moved_until_arrived(
             is_apart = may_part and any(are_apart(part.x) for part in moving.parts(moving.rounds[-1]))
             # Climbs begin at all chains, in the first and in the last iteration of a round.
             if is_apart and may_go_on(counted.n + 2 * MOST_STEPS * moving.rounds[-1].x.shape[1]):
-                [joint] = whole.chains
                 basins = basins_among(Climbs(counted, joint.coordinates, joint.step), moving.rounds[-1].x)
                 n_modes = 1 if basins is None else len(basins)
                 if basins is not None and n_modes > len(moving.chains):
