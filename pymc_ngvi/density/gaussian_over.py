@@ -25,7 +25,6 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.separable import CrossProducts, Separable, derivatives_of
 
@@ -78,36 +77,14 @@ class Places(NamedTuple):
         )
 
 
-def _slots(function: RowFunction, index: NDArray[np.int64]) -> list[int]:
-    """Return in which column a function, which may have those first that rows share, has each predictor of rows."""
-    left, result = list(range(function.k)), list[int]()
-    for column in index.T:
-        found = [at for at in left if np.array_equal(function.index[:, at], column)]
-        if not found:
-            raise NotApart("predictors of rows are put together")
-        result.append(found[0])
-        left.remove(found[0])
-    return result
-
-
-def of_rows(function: RowFunction, index: NDArray[np.int64], eta: Array) -> tuple[Array, Array]:
-    """Return the derivatives of rows, in the order of their predictors' columns, (n_rows, k), there."""
-    slots = _slots(function, index)
-    grad, second = derivatives_of(function, eta[function.index])
-    a, b = np.tril_indices(function.k)
-    of_pair = {(i, j): at for at, (i, j) in enumerate(zip(a.tolist(), b.tolist(), strict=True))}
-    order = [of_pair[max(slots[i], slots[j]), min(slots[i], slots[j])] for i, j in zip(a, b, strict=True)]
-    return grad[:, slots], second[:, order]
-
-
 def numbers_of(given: RowsGiven, rows: ManyRows, x: Array) -> Numbers:
     """Return the numbers of rows, slopes being those at a point, (n_dim,)."""
     n, maps = len(rows), rows.maps
     at = maps.times(np.broadcast_to(x[:, None], (n, len(x), 1)))[:, :, 0]
     eta = (maps.offset + at).ravel()
     slopes, bends = list[Array](), list[Array]()
-    for function, index in zip(rows.functions, given.indices(n), strict=True):
-        for parts, part in zip((slopes, bends), of_rows(function, index, eta), strict=True):
+    for function in rows.functions:  # predictors are in the order of the terms: rows of all values share none
+        for parts, part in zip((slopes, bends), derivatives_of(function, eta[function.index]), strict=True):
             parts.append(part.reshape(n, -1, part.shape[1]).mT.reshape(n, -1))
     dense = np.broadcast_to(maps.dense, (n, *maps.dense.shape[1:])).reshape(n, -1)
     designs = np.concatenate([maps.data, dense], axis=1)

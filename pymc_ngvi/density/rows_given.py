@@ -141,18 +141,11 @@ class RowNumbers:
         n = len(values)
         numbers = [out.reshape(len(out), -1) for out in self._evaluate(values, *self._zeros)]
         slope = np.broadcast_to(numbers.pop(), (n, self._n))
-        return slope, [
-            self._function(kind, index, numbers, n) for kind, index in zip(self.rows, self.indices(n), strict=True)
-        ]
+        return slope, [self._function(kind, numbers, n) for kind in self.rows]
 
-    def indices(self, n: int) -> list[NDArray[np.int64]]:
-        """Return the predictors of rows at ``n`` values, kind by kind."""
-        apart = self._n * np.arange(n)[:, None, None]
-        return [(kind.index + apart).reshape(-1, kind.index.shape[1]) for kind in self.rows]
-
-    def _function(self, rows: Rows, index: NDArray[np.int64], numbers: list[Array], n: int) -> RowFunction:
+    def _function(self, rows: Rows, numbers: list[Array], n: int) -> RowFunction:
         """Return the function of rows of one kind, whose numbers are the next ones."""
-        data = {}
+        index, data = (rows.index + self._n * np.arange(n)[:, None, None]).reshape(-1, rows.index.shape[1]), {}
         for var in rows.sources:
             own = np.broadcast_to(numbers.pop(0), (n, len(rows.index)))
             data[var] = own.reshape(1, -1).astype(var.type.dtype)
@@ -306,13 +299,8 @@ class RowsGiven:
         self._predictors = _Predictors(self.reading, self._joint, self.theta, self._over)
         self._numbers = RowNumbers(terms, found.vector, every, self._over, self.engine, terms.rows)
         self._shares = any((r.index == r.index[0]).all(axis=0).any() for r in terms.rows if len(r.index) > 1)
-        pairs = [
-            np.ascontiguousarray(rows.index[:, [a, b]])
-            for rows in terms.rows
-            for a in range(rows.index.shape[1])
-            for b in range(a + 1)
-        ]
-        self._entries = Entries(self._predictors.sparsity, self._predictors.columns, pairs)
+        indices = [rows.index for rows in terms.rows]
+        self._entries = Entries(self._predictors.sparsity, self._predictors.columns, indices)
         self._narrowing: Narrowing | None = None
         self._of_data()
 
@@ -445,10 +433,6 @@ class RowsGiven:
         return self._predictors.n_values
 
     # --- at many values of what is given ---
-
-    def indices(self, n: int) -> list[NDArray[np.int64]]:
-        """Return the predictors of rows of log p at ``n`` values, kind by kind."""
-        return self._numbers.indices(n)
 
     def at(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
         """Return rows at some values, (n, n_outside), and at which of them they add up to log p.

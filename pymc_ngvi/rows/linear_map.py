@@ -2,7 +2,7 @@
 
 import functools
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -422,7 +422,9 @@ _MOST_PRODUCTS = 20_000_000
 class Entries:
     """Entries of symmetric matrices by x that rows ask for: of its covariance, and of its precision."""
 
-    def __init__(self, sparsity: Sparsity, columns: NDArray[np.intp], pairs: list[Ints]) -> None:
+    def __init__(self, sparsity: Sparsity, columns: NDArray[np.intp], indices: Iterable[Ints]) -> None:
+        # Of the predictors of rows, (n_rows, k) for each kind of these.
+        pairs = [i[:, [a, b]] for i in indices for a in range(i.shape[1]) for b in range(a + 1)]
         self.n_dim, self._columns, self.pairs = sparsity.n_dim, columns, pairs
         d = self.n_dim
         used = np.unique(sparsity.indices) if len(columns) else np.empty(0, dtype=np.int64)
@@ -518,3 +520,12 @@ class Seen(Batch):
     mean: Array
     #: Of all pairs of predictors that a row has: an array, (n_rows,), for each pair of each kind of rows.
     covariances: list[Array]
+
+
+def symmetric(parts: Iterator[Array], k: int) -> Array:
+    """Return symmetric matrices, (n, k, k), of their next entries by rows of the lower triangle."""
+    i, j = np.tril_indices(k)
+    values = np.stack([next(parts).ravel() for _ in i], axis=1)
+    result = np.empty((len(values), k, k))
+    result[:, i, j] = result[:, j, i] = values
+    return result

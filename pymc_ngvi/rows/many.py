@@ -23,7 +23,7 @@ from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, Taken
 from pymc_ngvi.rows.integrated import STEPS, Integrated, TabulatedRowFunction, densities, distinct
-from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity
+from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity, symmetric
 from pymc_ngvi.rows.row_hessian import Scatter
 from pymc_ngvi.rows.separable import FAR, are_concave, derivatives_of, is_quadratic
 
@@ -261,17 +261,11 @@ class ManyRows:
         result, pairs, start = [], iter(seen.covariances), 0
         n, mean = len(self), seen.mean.ravel()
         for function in self.functions:
-            k, n_rows = function.k, len(function.index)
-            cov = np.empty((n_rows, k, k))
-            for a in range(k):
-                for b in range(a + 1):
-                    cov[:, a, b] = cov[:, b, a] = next(pairs).ravel()
-            given = None
+            here, given = slice(start, start + len(function.index) // n), None
             if rules is not None:
-                here = slice(start, start + n_rows // n)
                 given = rules.level[:, here].ravel(), rules.sd[:, here].ravel()
-            start += n_rows // n
-            result.append(Taken(function, mean[function.index], cov, given))
+            start = here.stop
+            result.append(Taken(function, mean[function.index], symmetric(pairs, function.k), given))
         return result
 
     def drawn_inside(self, x: Array, rng: np.random.Generator) -> Array:
@@ -610,8 +604,7 @@ class Narrowing:
         self._added = [_found(every, part) for part in parts[1:]]
         keep = [functions[group.kind].index[group.rows] for group in effects.groups]
         indices = [*keep, *(rows.index for rows in self._left(functions, 1))]
-        pairs = [i[:, [a, b]] for i in indices for a in range(i.shape[1]) for b in range(a + 1)]
-        self.entries = Entries(self._sparsity, self._columns, pairs)
+        self.entries = Entries(self._sparsity, self._columns, indices)
 
     def of(self, rows: ManyRows) -> tuple[ManyRows, NDArray[np.bool_]]:
         """Return rows of what is left, and where effects can be integrated out."""
