@@ -16,6 +16,7 @@ from scipy import sparse
 
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.density.info import unconstrained_variables
 from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.density.over_draws import OnDraws as OnDraws
 from pymc_ngvi.density.over_draws import known_at_draws
@@ -73,11 +74,8 @@ def unconstrained(
     n = len(next(iter(known.values())))
     with without_c():
         flat, parts, draws = known_at_draws(known, n)
-        outputs = []
-        for name in names:
-            rv, transform = model[name], model.rvs_to_transforms[model[name]]
-            outputs.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
-        outputs = graph.simplify(graph_replace(outputs, parts, strict=False), check_bounds=model.check_bounds)
+        outputs = graph_replace(unconstrained_variables(model, names), parts, strict=False)
+        outputs = graph.simplify(outputs, check_bounds=model.check_bounds)
         made = OnDraws(model, flat, outputs)(draws)
     result = np.full((n, layout.n_dim), np.nan) if theta is None else theta.copy()
     for variable in layout.variables:

@@ -30,7 +30,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, Subtensor
 from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.info import with_replacements
+from pymc_ngvi.density.info import data_in, with_replacements
 from pymc_ngvi.density.over_draws import OnDraws, drawn_anew, known_at_draws
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
@@ -458,7 +458,7 @@ class PredictiveGraph:
 
 def data_behind(model: pm.Model, rv: Variable) -> list[str]:
     """Return the names of the data that hold the values of an observed variable, or that they are made of."""
-    settable = {v for v in model.data_vars if hasattr(v, "get_value")}
+    settable = set(data_in(model).values())
     return [v.name for v in ancestors([model.rvs_to_values[rv]]) if v in settable]
 
 

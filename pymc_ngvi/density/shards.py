@@ -23,8 +23,7 @@ import numpy as np
 import pymc as pm
 
 from numpy.typing import NDArray
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph import Constant, Variable, ancestors
+from pytensor.graph import Variable, ancestors
 from threadpoolctl import threadpool_limits
 
 from pymc_ngvi.core.messages import RowsGivenUp, shortened
@@ -41,10 +40,12 @@ from pymc_ngvi.core.types import (
     RowRules,
     Spread,
 )
-from pymc_ngvi.density.info import ModelInfo, initial_point_function, terms_by_variable
+from pymc_ngvi.density.info import initial_point_function, terms_by_variable
 from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.graph import MissingDerivativeError
+from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.rewrites import stored_value
 from pymc_ngvi.reading.predictors import ROUNDING, Factor, factors_of, logp_of
 from pymc_ngvi.reading.roles import n_axes
 from pymc_ngvi.rows.row_hessian import Known
@@ -245,11 +246,6 @@ class VariableForm(NamedTuple):
     #: The values along each dim.
     coordinates: tuple[object, ...]
 
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
 
 #: Free variables by the names of their unconstrained values, in order.
 type Signature = Mapping[str, VariableForm]
@@ -370,17 +366,17 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> ModelFacts:
     observations = {str(rv.name): math.prod(shape[: n_axes(rv, len(shape))]) for rv, shape in shapes.items()}
     observed, own = ({str(rv.name) for rv in rvs} for rvs in (model.observed_RVs, model.free_RVs))
     names = (name.removesuffix("_observed") for name in sorted(observed) if name.endswith("_observed"))
-    signature, lacking = signature_of(model), tuple(name for name in names if f"{name}_unobserved" in own)
-    free = model.free_RVs
+    lacking = tuple(name for name in names if f"{name}_unobserved" in own)
+    free, layout = model.free_RVs, Layout.from_model(model, model.initial_point(random_seed=0))
+    signature = signature_of(model, layout)
     deterministics = {str(term.name): digest_of(term, free) for term in model.deterministics}
-    n_dim = sum(form.size for form in signature.values())
-    if n_dim != theta.shape[1]:  # the caller compares signatures
+    if layout.n_dim != theta.shape[1]:  # the caller compares signatures
         return ModelFacts(signature, observations, np.empty(0), {}, deterministics, lacking)
     factors = factors_of(model, [*free, *model.potentials])
     with without_c(model):
         terms = [logp_of(part) for part in (factors[: len(free)], *([factor] for factor in factors[len(free) :]))]
         function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
-        values = [function(_point(signature, row)) for row in theta]
+        values = [function(layout.unflatten(row)) for row in theta]
     prior, *others = np.array(values, dtype=np.float64).reshape(len(theta), -1).T
     potentials = {
         str(term.name): Potential(at_points, digest_of(term, free))
@@ -389,17 +385,15 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> ModelFacts:
     return ModelFacts(signature, observations, prior, potentials, deterministics, lacking)
 
 
-def signature_of(model: pm.Model) -> Signature:
+def signature_of(model: pm.Model, layout: Layout) -> Signature:
     """Return the shape, transform, dims and coordinates of each free variable."""
-    point = model.initial_point(random_seed=0)
     result = dict[str, VariableForm]()
-    for value in model.value_vars:
-        rv = model.values_to_rvs[value]
-        dims = tuple(model.named_vars_to_dims.get(rv.name) or ())
+    for v in layout.variables:
+        dims = tuple(model.named_vars_to_dims.get(v.name) or ())
         coords = tuple(
             (dim, tuple("nan" if value != value else value for value in model.coords.get(dim) or ())) for dim in dims
         )
-        result[value.name] = VariableForm(rv.name, np.shape(point[value.name]), dims, coords)
+        result[v.value_name] = VariableForm(v.name, v.shape, dims, coords)
     return result
 
 
@@ -411,19 +405,8 @@ def digest_of(term: Variable, free: Iterable[Variable]) -> str:
 
 def _arrays(of: Iterable[Variable], but: Iterable[Variable] = ()) -> Iterator[AnyArray]:
     for var in ancestors(list(of), list(but)):
-        array = getattr(var, "data", None) if isinstance(var, Constant) else None
-        array = var.get_value(borrow=True) if isinstance(var, SharedVariable) else array
-        if isinstance(array, np.ndarray):
+        if isinstance(array := stored_value(var), np.ndarray):
             yield array
-
-
-def _point(signature: Signature, row: Array) -> dict[str, Array]:
-    """Return values by name of a flat vector."""
-    point, start = {}, 0
-    for name, form in signature.items():
-        point[name] = row[start : start + form.size].reshape(form.shape)
-        start += form.size
-    return point
 
 
 # --- one shard: a model of its own rows, made and evaluated where these are ---
@@ -1149,9 +1132,10 @@ class ShardedDensity(Sum):
     ) -> None:
         self.shards = shards
         model = shards.model(shards.keys[0])
-        info = ModelInfo.of(model, initial_point_function(model)())
-        steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(info.start)))
-        self._common, self._derived, self.observations = shards.look(info.start + steps)
+        point = initial_point_function(model)()
+        start = Layout.from_model(model, point).flatten(point)
+        steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(start)))
+        self._common, self._derived, self.observations = shards.look(start + steps)
         super().__init__(LogDensity(model, backend, compile_kwargs, factors=self._factors_of))
         self._outlines: list[Outline] = shards.ask(Request(Shard.outline))
 

@@ -4,7 +4,6 @@ import contextlib
 import functools
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +17,7 @@ from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.sparsity import ColouredHessian, Colouring, Products, significant, slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.flat import Functions
-from pymc_ngvi.reading.predictors import DataSeen
-
-if TYPE_CHECKING:
-    from pymc_ngvi.reading.predictors import HessianPattern, PatternSearch
+from pymc_ngvi.reading.predictors import DataSeen, HessianPattern, PatternSearch
 
 #: Dimensions up to which a pattern is looked for in Hessians that count as dense.
 _MOST_DENSE = 2_000
@@ -79,9 +75,7 @@ class SparseHessian:
             self._data = self._structure = self._found = None
             self._n_calls, self.looked = 0, False
 
-    def _by_graph(self) -> "HessianPattern":
-        from pymc_ngvi.reading.predictors import PatternSearch
-
+    def _by_graph(self) -> HessianPattern:
         if self._structure is None:
             self._data = DataSeen([self._logp], but=self._varying)
             self._search = self._search or PatternSearch(self._logp, self._theta, self._varying)

@@ -105,13 +105,13 @@ class FittedDensity:
     def log_p_at_point(self) -> float:
         """Return log p at the point."""
         if self._log_p is None:
-            with self._density.info.data.restored():
+            with self._density.data.restored():
                 self._log_p = self._now()
         return self._log_p
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n,), at the rows of ``theta``."""
-        with self._density.info.data.restored():
+        with self._density.data.restored():
             self._check()
             return self._density.logp(theta)
 
@@ -122,7 +122,7 @@ class FittedDensity:
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
         split = self.split()
-        with self._density.info.data.restored():
+        with self._density.data.restored():
             return split.terms(g, local)
 
     def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
@@ -132,7 +132,7 @@ class FittedDensity:
     def split(self) -> TermsByRows | TermsInShards:
         """Return the terms, those of rows."""
         if self._terms is None:
-            with self._density.info.data.restored():
+            with self._density.data.restored():
                 self._check()
                 self._terms = self._of_rows()
         return self._terms

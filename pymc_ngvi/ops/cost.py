@@ -4,12 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
-from pymc_ngvi.core.types import AnyArray
-from pymc_ngvi.graphs.rewrites import dependent
+from pymc_ngvi.graphs.rewrites import dependent, stored_value
 from pymc_ngvi.ops.registry import Extra, largest, operation
 
 #: Points in a call, where there are many.
@@ -88,11 +86,5 @@ def _work(nodes: list[Apply], unknown: int) -> Extra:
 
 def data_sizes(nodes: list[Apply]) -> list[int]:
     """Return the numbers of elements of the constants and shared variables that a graph reads."""
-    sizes = []
-    for leaf in {i for node in nodes for i in node.inputs if i.owner is None}:
-        data: AnyArray | None = (
-            leaf.get_value(borrow=True) if isinstance(leaf, SharedVariable) else getattr(leaf, "data", None)
-        )
-        if isinstance(data, np.ndarray | np.generic):
-            sizes.append(int(data.size))
-    return sizes
+    data = map(stored_value, {i for node in nodes for i in node.inputs if i.owner is None})
+    return [int(x.size) for x in data if isinstance(x, np.ndarray | np.generic)]

@@ -86,17 +86,6 @@ def rule(k: int, levels: tuple[int, ...]) -> NormalRule:
 
 
 @functools.cache
-def bend_weights(level: int) -> Array:
-    """Return the weights of (z^3 - 3 z) f and (z^4 - 6 z^2 + 3) f in one dimension, (2, n_nodes); 0 of coarse rules.
-
-    With three nodes they would tell of second derivatives.
-    """
-    z, w = _line(level)
-    third_and_fourth = np.asarray(w * np.polynomial.hermite_e.hermevander(z, 4).T[3:])
-    return third_and_fourth if len(z) >= _BENDS else np.zeros_like(third_and_fourth)
-
-
-@functools.cache
 def n_nodes(size: int, level: int) -> int:
     """Return the number of nodes for a block of dimensions; a product of rules has as many as the product of theirs."""
     return len(rule(size, (level,)).nodes)
@@ -257,7 +246,7 @@ class RowFunction:
 
     def n_nodes(self, code: int) -> int:
         """Nodes of a rule."""
-        return _n_nodes(self.blocks, code)
+        return math.prod(map(n_nodes, self.blocks, unpacked(code, len(self.blocks))))
 
     def values(self, predictors: Sequence[Array], at: Index | slice) -> Array:
         """Return values, (n_points, n_rows), at predictors of that shape each; who asks counts what that takes."""
@@ -382,13 +371,14 @@ class SummedRowFunction(RowFunction):
 
 @functools.cache
 def bend_rule(level: int) -> Array:
-    """Return the weights of a rule of one dimension, and those of third and fourth order, (5, n_nodes)."""
-    return np.concatenate([rule(1, (level,)).weights, bend_weights(level)])
+    """Return the weights of a rule of one dimension, and those of third and fourth order, (5, n_nodes).
 
-
-@functools.cache
-def _n_nodes(blocks: tuple[int, ...], code: int) -> int:
-    return math.prod(map(n_nodes, blocks, unpacked(code, len(blocks))))
+    The last two are those of (z^3 - 3 z) f and (z^4 - 6 z^2 + 3) f; 0 of a coarse rule: with three nodes they would
+    tell of second derivatives.
+    """
+    z, w = _line(level)
+    third_and_fourth = w * np.polynomial.hermite_e.hermevander(z, 4).T[3:] * (len(z) >= _BENDS)
+    return np.concatenate([rule(1, (level,)).weights, third_and_fourth])
 
 
 @functools.cache

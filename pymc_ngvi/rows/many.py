@@ -600,8 +600,8 @@ class Narrowing:
         every = every[place[every % d] >= 0]
         starts = np.searchsorted(every // d, np.arange(sparsity.n_rows + 1))
         self._sparsity, self._columns = Sparsity(starts, place[every % d], len(left)), place[columns]
-        self._take, self._is_there = _found(every, parts[0])
-        self._added = [_found(every, part) for part in parts[1:]]
+        #: Of each part, which entries are left, and where.
+        self._places = [(np.flatnonzero(here), at[here]) for at, here in (_where(every, part) for part in parts)]
         keep = [functions[group.kind].index[group.rows] for group in effects.groups]
         indices = [*keep, *(rows.index for rows in self._left(functions, 1))]
         self.entries = Entries(self._sparsity, self._columns, indices)
@@ -611,9 +611,10 @@ class Narrowing:
         n, maps = len(rows), self._apart.of(rows.maps)
         offset, dense, constant = maps.offset.copy(), maps.dense, rows.constant.copy()
         data = np.zeros((n, len(self._sparsity.indices)))
-        data[:, self._is_there] = maps.data[:, self._take]
+        (kept, places), *added = self._places
+        data[:, places] = maps.data[:, kept]
         made, own, is_right = list[RowFunction](), list[_OwnEffects](), np.ones(n, dtype=bool)
-        for group, map_, (take, there) in zip(self.effects.groups, self.groups, self._added, strict=True):
+        for group, map_, (take, there) in zip(self.effects.groups, self.groups, added, strict=True):
             per = self._counts[group.prior_kind]
             found = priors_of(rows.functions[group.prior_kind], _at(group.prior_rows, per, n))
             if found is None:
@@ -686,9 +687,8 @@ class _GroupMap:
         self.p = functions[group.prior_kind].index[group.prior_rows, 0]
         d, starts = sparsity.n_dim, sparsity.starts
         codes = np.repeat(np.arange(sparsity.n_rows), np.diff(starts)) * d + sparsity.indices
-        order = np.argsort(codes, kind="stable")
-        self.of_w, has_w = _where(codes, order, self.p * d + group.coordinates)
-        self.of_b, self.has_b = _where(codes, order, self.eta * d + group.coordinates)
+        self.of_w, has_w = _where(codes, self.p * d + group.coordinates)
+        self.of_b, self.has_b = _where(codes, self.eta * d + group.coordinates)
         if not has_w.all():
             raise NotApart("an effect is not read by its prior")
         counts = (starts[1:] - starts[:-1])[self.p]
@@ -699,19 +699,13 @@ class _GroupMap:
         self.rows = self.eta[self.number]
 
 
-def _where(codes: Ints, order: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+def _where(codes: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     """Return where codes are those that are wanted, and which are there."""
+    if not len(codes):
+        return np.zeros_like(wanted), np.zeros(len(wanted), dtype=bool)
+    order = np.argsort(codes, kind="stable")
     at = order[np.minimum(np.searchsorted(codes, wanted, sorter=order), len(codes) - 1)]
     return at, codes[at] == wanted
-
-
-def _found(every: Ints, codes: Ints) -> tuple[Ints, Ints]:
-    """Return which of some codes are among all, and where they are there."""
-    if not len(every):
-        return every[:0], every[:0]
-    at = np.minimum(np.searchsorted(every, codes), len(every) - 1)
-    there = np.flatnonzero(every[at] == codes)
-    return there, at[there]
 
 
 def _at(rows: Ints, per: int, n: int) -> Ints:
