@@ -21,7 +21,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.predictors import ROUNDING, Compile, JointPredictors, Reading
 from pymc_ngvi.rows.engines import engine_for
-from pymc_ngvi.rows.expectation import Compiled, RowFunction, changed
+from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, changed
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Seen, symmetric
 from pymc_ngvi.rows.many import ManyRows, priors_of
 from pymc_ngvi.rows.row_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian, RowGradient
@@ -148,32 +148,19 @@ class Expectations:
         values = self.linear_map.covariances(q, many.entries.rows, many.entries.cols)
         return Seen(eta, many.at.covariances(values[None]))
 
-    def under(
-        self,
-        q: Spread,
-        entries: Patterns = NO_PATTERNS,
-        rules: RowRules | None = None,
-        *,
-        adapt: bool = False,
-        least: float = -np.inf,
-        seen: Seen | None = None,
-    ) -> Expectation:
-        """Return expectations under a Gaussian."""
-        seen = self.seen(q) if seen is None else seen
-        return self.under_seen(seen, entries, rules, adapt=adapt, least=least)
-
     # Densities overflow far from the mode: the caller sees what is not finite.
     @np.errstate(all="ignore")
-    def under_seen(
+    def under(
         self,
-        seen: Seen,
+        q: Spread | Seen,
         entries: Patterns = NO_PATTERNS,
         rules: RowRules | None = None,
         *,
         adapt: bool = False,
         least: float = -np.inf,
     ) -> Expectation:
-        """Return expectations where the predictors are distributed so; see `under`, and `PredictorMeanHessian`."""
+        """Return expectations under a Gaussian, or what rows see of one; see `PredictorMeanHessian`."""
+        seen = q if isinstance(q, Seen) else self.seen(q)
         linear, fixed = self.linear_map, self.constant + float(self.terms.slope @ seen.mean[0])
         kinds = self._many.taken(seen, None if rules is None else RowRules.stacked([rules]))
         if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
@@ -395,8 +382,6 @@ def _fixed_normals(rows: Expectations) -> tuple[NDArray[np.intp], NDArray[np.int
 #
 # Rows come first in all arrays here, then nodes, then draws: sums over the rows of a coordinate are sums of vectors.
 
-type Integers = NDArray[np.intp]
-
 #: Why terms can't be told apart.
 SEVERAL = "an element of log p depends on several blocks of local coordinates at once"
 
@@ -425,7 +410,7 @@ class _Slot:
     #: One row each where all rows have the same predictor; shape (n_rows, n_local).
     of_locals: sparse.csr_array
 
-    def part(self, rows: slice, place: Integers, n_local: int) -> "_Slot":
+    def part(self, rows: slice, place: Index, n_local: int) -> "_Slot":
         """Return that of some rows, with columns only for some coordinates, whose numbers are in ``place``."""
         rows = slice(0, 1) if self.is_same else rows
         local = _rows_of(self.of_locals, rows)
@@ -452,10 +437,10 @@ class _Kind:
     #: (n_rows, 1, 1) or (1, 1, 1) each.
     data: list[Array]
     #: Place of the coordinate that each belongs to; -1 for none; shape (n_rows,).
-    owner: Integers
+    owner: Index
     n_local: int
 
-    def part(self, rows: slice, place: Integers, n_local: int) -> "_Kind":
+    def part(self, rows: slice, place: Index, n_local: int) -> "_Kind":
         """Return some of the rows, with coordinates numbered by ``place``."""
         slots = [slot.part(rows, place, n_local) for slot in self.slots]
         data = [d if len(d) == 1 else d[rows] for d in self.data]
@@ -535,12 +520,12 @@ class RowTerms:
             np.searchsorted(forest.block[kind.owner], np.arange(n_blocks + 1)).astype(np.intp) for kind in self._kinds
         ]
 
-    def _kind(self, rows: RowFunction, at: Integers, owner: Integers) -> _Kind:
+    def _kind(self, rows: RowFunction, at: Index, owner: Index) -> _Kind:
         function, data = rows.function, [d[0] if d.shape[1] == 1 else d[0, at] for d in rows.data]
         slots = [self._slot(column) for column in rows.index[at].T]
         return _Kind(function, slots, [one[:, None, None] for one in data], owner[at], self._forest.n_local)
 
-    def _slot(self, column: Integers) -> _Slot:
+    def _slot(self, column: Index) -> _Slot:
         is_same = bool((column == column[0]).all())
         column = column[:1] if is_same else column
         of_locals = self._of_locals[column]
@@ -557,7 +542,7 @@ class RowTerms:
                 total[part] += kind.values(g[part], None, 1)[:, 0].sum(axis=0)
         return total
 
-    def of_blocks(self, first: int, last: int, places: Integers) -> BlockTerms:
+    def of_blocks(self, first: int, last: int, places: Index) -> BlockTerms:
         """Return the terms of the blocks from ``first`` to before ``last``, whose coordinates are at ``places``."""
         place = np.full(self._forest.n_local, -1, dtype=np.intp)
         place[places] = np.arange(len(places))
@@ -569,7 +554,7 @@ class RowTerms:
         return BlockTerms(parts, self._slope[places])
 
 
-def owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Integers:
+def owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Index:
     """Return the place of the deepest coordinate that each row depends on, (n_rows,), -1 for none."""
     n_rows = of_locals[0].shape[0]
     row = np.concatenate([np.repeat(np.arange(n_rows), np.diff(x.indptr)) for x in of_locals])

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.batch import Batch
@@ -25,6 +24,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.rows.expectation import Index
 from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.separable import CrossProducts, Separable, derivatives_of
 
@@ -47,14 +47,14 @@ class Places(NamedTuple):
     """Where these are; all arrays are as long as they are."""
 
     #: Of entries of X.
-    rows: NDArray[np.intp]
-    cols: NDArray[np.intp]
+    rows: Index
+    cols: Index
     #: The predictor that each slope is by.
-    slope_of: NDArray[np.intp]
+    slope_of: Index
     #: Slopes of one kind and slot.
-    slope_kind: NDArray[np.intp]
+    slope_kind: Index
     #: The predictors that each second derivative is by; shape (n_bends, 2).
-    bend_of: NDArray[np.intp]
+    bend_of: Index
 
     @classmethod
     def of(cls, given: RowsGiven) -> "Places":
@@ -62,7 +62,7 @@ class Places(NamedTuple):
         plan = given.reading.predictors.plan
         n, n_dense = plan.n_rows, len(plan.columns)
         order = np.lexsort((plan.cols, plan.rows))
-        slope_of, slope_kind, bend_of = (list[NDArray[np.intp]]() for _ in range(3))
+        slope_of, slope_kind, bend_of = list[Index](), list[Index](), list[Index]()
         for kind in given.reading.terms.rows:
             for column in kind.index.T:
                 slope_of.append(column)
@@ -217,7 +217,7 @@ class GaussianOver:
         factors, there = self.precisions.factored((found := self.at(values)).precision)
         if factors is None or not there.all():
             return False
-        base = np.random.default_rng(3).standard_normal((*found.grad.shape, _N_POINTS))
+        base = np.random.default_rng(1).standard_normal((*found.grad.shape, _N_POINTS))
         moves = np.swapaxes(factors.solve(base, transposed=True), 1, 2)
         mode = (self.x + factors.times_covariance(found.grad))[:, None]
         logp = self.logp(values, np.concatenate([mode, mode + moves], axis=1))
@@ -264,7 +264,7 @@ def _mode(given: RowsGiven) -> tuple[Array, Precisions]:
     return x, precisions
 
 
-def _symmetric(values: Array, pairs: NDArray[np.intp], n: int) -> sparse.csr_array:
+def _symmetric(values: Array, pairs: Index, n: int) -> sparse.csr_array:
     """Return the matrix with values at pairs of predictors, (n_pairs, 2), each way where these are two."""
     keep = values != 0.0
     (i, j), values = pairs[keep].T, values[keep]

@@ -44,7 +44,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.graphs.layout import Layout
-from pymc_ngvi.graphs.loops import draws_in_call
+from pymc_ngvi.graphs.loops import MOST_DRAWS, draws_in_call
 from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.predictors import Factor, factors_of
 from pymc_ngvi.rows.engines import ENGINES
@@ -574,7 +574,7 @@ class LogDensity(ModelDensity):
         compiled = self.functions.backend not in ("quick", "c")
         if self._pointwise is not None:
             return _OF_LOGP * cost.evaluation_seconds([graphs.logp], along=graphs.theta, compiled=compiled)
-        at_once = min(self.batch_size, cost.MANY)
+        at_once = min(self.batch_size, MOST_DRAWS)
         return cost.evaluation_seconds(
             graphs.logp_grad, batch=at_once, passes=_PASSES, along=graphs.theta, compiled=compiled
         )

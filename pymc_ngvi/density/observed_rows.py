@@ -31,6 +31,7 @@ from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.elements import Apart, CannotLift, Facts
 from pymc_ngvi.reading.predictors import (
+    MOST_PREDICTORS,
     ROUNDING,
     Basis,
     Dependences,
@@ -173,9 +174,6 @@ class MaskedDensity:
 
 
 # --- the rows of an observed variable, observation by observation: log p of each, a function of linear predictors ---
-
-#: Predictors of an observation, at most.
-_MOST_PREDICTORS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,7 +337,7 @@ def _kind(
     slots = [slot for slot in basis.slots if slot in needed]
     rows = Rows(basis.index(slots), slots, _of(value, data), value).by_sum()
     rows = rows if rows.n_summed else shared_first(rows)[0]  # in the order of the function that is compiled
-    if rows.n_directions > _MOST_PREDICTORS:
+    if rows.n_directions > MOST_PREDICTORS:
         raise CannotLift(f"an observation varies in {rows.n_directions} directions")
     written = [basis.of(candidate, lift.data) for candidate in candidates]
     others = set(basis.slots) - needed

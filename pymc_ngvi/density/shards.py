@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import logging
 import math
 import os
 import threading
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from pytensor.graph import Variable, ancestors
 from threadpoolctl import threadpool_limits
 
-from pymc_ngvi.core.messages import RowsGivenUp, shortened
+from pymc_ngvi.core.messages import RowsGivenUp, logger, shortened
 from pymc_ngvi.core.pattern import Pattern, is_dense
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -100,8 +99,6 @@ class BrokenExecutorError(RuntimeError):
 
 #: Seconds between looks at the workers while results are waited for; seconds that there may be none.
 _LOOK, _PATIENCE = 5.0, 300.0
-
-logger = logging.getLogger("pymc.ngvi")
 
 
 class Lost(NamedTuple):
@@ -515,7 +512,7 @@ class Shard:
             if rules is None:
                 return None
             is_new = asked.adapt and rows.are_stale(seen, rules)
-        found = rows.under(q, Known(pattern), None if is_new else rules, seen=seen)
+        found = rows.under(seen, Known(pattern), None if is_new else rules)
         if is_new:
             self._keep(asked.name, found.rules)
         hessian = _entries(found.hessian, pattern, likelihood.n_dim)

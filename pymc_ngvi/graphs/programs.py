@@ -29,18 +29,12 @@ _HIGHEST_ORDER = 2
 class ByParameters(ps.ScalarOp):
     """A derivative of the incomplete beta function I_x(a, b), or the gamma function P(k, x), by parameters."""
 
+    __props__ = ("by",)
+
     def __init__(self, by: str) -> None:
         super().__init__(upgrade_to_float_no_complex, name=f"{'gammainc' if by[0] == 'k' else 'betainc'}_{by}")
         self.by, self.nin = by, 2 + int(by[0] != "k")
         self.nfunc_spec = (f"{scalars.__name__}.{self.name}", self.nin, 1)
-
-    def __eq__(self, other: object) -> bool:
-        """Compare what it is a derivative of, and by what."""
-        return type(self) is type(other) and self.by == other.by
-
-    def __hash__(self) -> int:
-        """Return that of what is compared."""
-        return hash((type(self), self.by))
 
     @property
     def on_arrays(self) -> Callable[..., Array]:

@@ -7,11 +7,9 @@ import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
+from pymc_ngvi.graphs.loops import MOST_DRAWS
 from pymc_ngvi.graphs.rewrites import dependent, stored_value
 from pymc_ngvi.ops.registry import Extra, largest, operation
-
-#: Points in a call, where there are many.
-MANY = 128
 
 # Measured on one core of a 2020s server, rounded: enough to tell seconds from minutes.
 _SECONDS_PER_NODE = 5e-6  # one Python thunk
@@ -58,14 +56,14 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along
 
 def estimate_of_jets(outputs: list[Variable], n_dim: int) -> Cost:
     """Estimate the cost of one evaluation of ``outputs`` with first derivatives that are carried along."""
-    cost = estimate(outputs, batch=MANY, passes=_JETS_PASSES * (1 + n_dim))
+    cost = estimate(outputs, batch=MOST_DRAWS, passes=_JETS_PASSES * (1 + n_dim))
     return replace(cost, widest=cost.widest * (1 + n_dim))
 
 
 def evaluation_seconds(
     outputs: list[Variable],
     *,
-    batch: int = MANY,
+    batch: int = MOST_DRAWS,
     passes: int = 1,
     along: Variable | None = None,
     compiled: bool = False,

@@ -21,7 +21,6 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import HasInnerGraph, Op, _NoPythonOp
 from pytensor.graph.traversal import toposort
 from pytensor.scan.op import Scan
-from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
@@ -37,7 +36,7 @@ from pytensor.tensor.linalg import (
 )
 from pytensor.tensor.math import All, Dot, Max, Sum
 from pytensor.tensor.math import Any as AnyTrue
-from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
 from pymc_ngvi.core.messages import Reason, RefusedFor
@@ -563,13 +562,6 @@ def _dim_shuffle(op: DimShuffle, node: Apply, kinds: _Kinds) -> Rule:
         return x.reshape(*lead, *[1 if new else next(lengths) for new in is_new])
 
     return rule
-
-
-@structural.register(TensorFromScalar)
-@structural.register(ScalarFromTensor)
-@structural.register(SpecifyShape)
-def _same(op: Op, node: Apply, kinds: _Kinds) -> Rule:
-    return lambda space, x, *rest: x
 
 
 @structural.register

@@ -421,13 +421,10 @@ class PatternSearch:
         [self._logp] = inline_inner_graphs(copied)
         self._theta = theta
         self._facts = Facts(self._logp, theta, varying)
-        self._is_fresh = True
 
     def run(self, max_entries: int = MOST_ENTRIES) -> HessianPattern:
         """Find the pattern for the data as they are now."""
-        if not self._is_fresh:
-            self._facts.refresh()
-        self._is_fresh = False
+        self._facts.refresh()
         facts, dependences = self._facts, Dependences(self._facts, self._theta)
         pairs = Pairs(facts.shape(self._theta)[0])
         try:
@@ -662,7 +659,7 @@ def _affine(node: Apply, depends: dict[Variable, Slots], affine: dict[Variable, 
 
 #: Predictors of a row, at most, those that come in by one sum counted as one, and as many; groups of elements that
 #: come from different variables, at most.
-_MOST_PREDICTORS, _MOST_SLOTS, _MOST_GROUPS = 8, 24, 64
+MOST_PREDICTORS, _MOST_SLOTS, _MOST_GROUPS = 8, 24, 64
 #: Predictors of a row that is more than arithmetic with numbers, such as a determinant.
 _MOST_WHOLE = 3
 #: Predictors of a row, up to which nothing is gained by taking sums of them together.
@@ -827,7 +824,7 @@ def _summed(found: list[Rows]) -> tuple[list[Rows], list[Rows]]:
         if not rows.is_whole:
             groups.setdefault(tuple(column.tobytes() for column in rows.index.T), []).append(rows)
     merged = [*[_merged(group).by_sum() for group in groups.values()], *(rows for rows in found if rows.is_whole)]
-    wide = [rows for rows in merged if rows.n_directions > _MOST_PREDICTORS]
+    wide = [rows for rows in merged if rows.n_directions > MOST_PREDICTORS]
     return [rows for rows in merged if rows not in wide], wide
 
 

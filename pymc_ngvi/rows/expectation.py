@@ -172,7 +172,7 @@ def by_code(codes: Levels) -> Iterator[tuple[int, Index | slice]]:
 type Compiled = Callable[..., Sequence[Array]]
 
 #: Values of a function that are computed at a time, and those along a sum.
-_CACHED, _STREAMED = 2**15, 2**14
+CACHED_VALUES, STREAMED_VALUES = 2**15, 2**14
 #: Levels for predictors that others in a sum are multiplied by. E[exp(z e^s)] is not finite: what counts is where q has
 #: its mass, and finer rules, which reach farther, would see how far out it gets large.
 _FEW_LEVELS = 5
@@ -217,7 +217,7 @@ class RowFunction:
     @property
     def at_a_time(self) -> int:
         """Values that are computed at a time."""
-        return int(getattr(self.function, "at_a_time", _CACHED))
+        return int(getattr(self.function, "at_a_time", CACHED_VALUES))
 
     @property
     def n_in_the_mean(self) -> int:
@@ -351,7 +351,7 @@ class SummedRowFunction(RowFunction):
         sd = np.sqrt(sum(map(np.square, across)))
         result = np.empty((len(second.weights), *middle.shape))
         nodes, own = second.nodes[:, :, None], [d[None] for d in data]
-        at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
+        at_a_time = getattr(self.of_sum, "at_a_time", STREAMED_VALUES)
         for some in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
             sums = nodes * sd[some]
             sums += middle[some]
@@ -377,7 +377,7 @@ def bend_rule(level: int) -> Array:
     tell of second derivatives.
     """
     z, w = _line(level)
-    third_and_fourth = w * np.polynomial.hermite_e.hermevander(z, 4).T[3:] * (len(z) >= _BENDS)
+    third_and_fourth = w * np.polynomial.hermite_e.hermevander(z, _BENDS - 1).T[3:] * (len(z) >= _BENDS)
     return np.concatenate([rule(1, (level,)).weights, third_and_fourth])
 
 

@@ -21,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import ROUNDING
+from pymc_ngvi.core.sparsity import CACHED_ELEMENTS
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.rows.expectation import (
+    STREAMED_VALUES,
     Compiled,
     Index,
     Levels,
@@ -47,8 +49,8 @@ _DEGREES, _ERROR = (12, 24, 48, 96), 1e-6
 _LAST, _LEFT, _STEP = 3, 1e-7, 4
 #: Values, about, that are asked for at each at which a polynomial is fitted.
 _TIMES = 4
-#: Data that are alike: parts of a power of 2. Values of rows at a time.
-_ALIKE, _VALUES_AT_A_TIME = 2.0**40, 2**14
+#: Data that are alike: parts of a power of 2.
+_ALIKE = 2.0**40
 #: Smallest interval.
 _LEAST = 1e-6
 
@@ -131,7 +133,7 @@ class TabulatedRowFunction(RowFunction):
         degree = self._tables.degree[tables]
         for one in np.unique(degree):
             columns = np.flatnonzero(degree == one)
-            for at in row_slices(len(columns), max(1, _VALUES_AT_A_TIME // max(len(points), 1))):
+            for at in row_slices(len(columns), max(1, STREAMED_VALUES // max(len(points), 1))):
                 self._write(points, rows, tables, columns[at], int(one), result)
         return result
 
@@ -244,8 +246,6 @@ _PATIENT, _LONGER = 6, np.array([1.0, 4.0, 16.0])[:, None, None]
 #: Distance over which derivatives are taken, in widths, and at least, relative; change of a width at a time; a fall of
 #: 0, in nats.
 _DIFFERENCE, _SMALLEST, _AT_MOST, _NOTHING = 0.05, 1e-6, 3.0, 1e-12
-#: Nodes of all points that are evaluated at a time.
-_AT_A_TIME = 2**16
 #: Steps of the sampler. Its proposals are off by some 4 % where they are off most, and so is a draw after no step; each
 #: takes another such factor.
 STEPS = 1
@@ -342,7 +342,7 @@ class Integrated:
         whole = _Integrand(self.function, points, data, slopes)
         n_points, n_rows = np.broadcast_shapes(*[x.shape for x in inputs])
         result = np.empty((n_points, n_rows))
-        most = max(1, _AT_A_TIME // (1 + int(2 * _REACH / _FIRST) * 2))
+        most = max(1, CACHED_ELEMENTS // (1 + int(2 * _REACH / _FIRST) * 2))
         n_at_once = min(n_points, most)
         for rows in row_slices(n_rows, max(1, most // n_at_once)):
             part = whole.rows(rows)
@@ -434,7 +434,7 @@ def _log_mean(of: _Integrand, place: _Place) -> Array:
         nodes = _interleaved(nodes)
         some, own = of.rows(rows), _Place(place.centre[:, rows], place.scale[:, rows], place.bend[:, rows])
         coarse, spacing = total, 0.5 * spacing
-        for at in row_slices(len(nodes) - 1, max(1, _AT_A_TIME // total.size)):
+        for at in row_slices(len(nodes) - 1, max(1, CACHED_ELEMENTS // total.size)):
             total = total + _sum(*_integrand(some, own, _between(nodes[at.start : at.stop + 1])), top)
         result[:, rows] = np.log(total * (spacing / _ROOT_2_PI)) + top
         left = (np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0)

@@ -37,21 +37,19 @@ from pymc_ngvi.rows.separable import FAR, are_concave, derivatives_of, is_quadra
 # of which the first part does not hang on x, and p is normal, whatever the others are. So the row, integrated over p,
 # is a function of the first part: centred and non-centred forms come to the same.
 
-type Ints = NDArray[np.intp]
-
 
 class OwnGroup(NamedTuple):
     """Effects that rows of one kind read, one each."""
 
     #: shape (n,).
-    coordinates: Ints
+    coordinates: Index
     #: The kind of rows that read them, which of these, (n,), and by which of their predictors.
     kind: int
-    rows: Ints
+    rows: Index
     slot: int
     #: Their priors.
     prior_kind: int
-    prior_rows: Ints
+    prior_rows: Index
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +61,17 @@ class OwnEffects:
     n_dim: int
 
     @property
-    def coordinates(self) -> Ints:
+    def coordinates(self) -> Index:
         """All of them, in the order of the groups."""
         return np.concatenate([group.coordinates for group in self.groups])
 
     @property
-    def kept(self) -> Ints:
+    def kept(self) -> Index:
         """All other coordinates, ascending."""
         return np.setdiff1d(np.arange(self.n_dim), self.coordinates)
 
 
-def priors_of(rows: RowFunction, at: Ints) -> tuple[Array, Array, Array] | None:
+def priors_of(rows: RowFunction, at: Index) -> tuple[Array, Array, Array] | None:
     """Return the normal densities that some rows, quadratic in their only predictor, are; None where one is none.
 
     Their means, standard deviations, and logarithms of what they integrate to, (n,) each.
@@ -153,7 +151,7 @@ def _reading(rows: RowFunction, sets: sparse.csr_array) -> sparse.csr_array:
     return total
 
 
-def _one_each(reader: sparse.csr_array, wanted: NDArray[np.bool_]) -> Ints:
+def _one_each(reader: sparse.csr_array, wanted: NDArray[np.bool_]) -> Index:
     """Return the row that reads each coordinate, (n_dim,), where each row has one of those that are wanted; else -1."""
     result = np.full(reader.shape[1], -1, dtype=np.intp)
     number = np.repeat(np.arange(reader.shape[0]), np.diff(reader.indptr))
@@ -568,7 +566,7 @@ class ManyRowsLeft(ManyRows):
             result[:, group.coordinates] = moved / effects.ratio[:, :, None]
         return result
 
-    def _each(self) -> Iterator[tuple[_OwnEffects, RowFunction, OwnGroup, Ints]]:
+    def _each(self) -> Iterator[tuple[_OwnEffects, RowFunction, OwnGroup, Index]]:
         """Yield the effects of each group, their rows, and the predictors of their priors."""
         groups = self.narrowing.effects.groups
         of_priors = (map_.p for map_ in self.narrowing.groups)
@@ -579,7 +577,7 @@ class Narrowing:
     """Integrates effects out of rows at many values."""
 
     def __init__(
-        self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Ints
+        self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Index
     ) -> None:
         self.effects, self.n_inside, self.kept = effects, effects.n_dim, effects.kept
         self._apart = _Apart(sparsity, columns, effects.coordinates)
@@ -652,7 +650,7 @@ class Narrowing:
 class _Apart:
     """Takes columns of effects from the dense ones, as which they count where there are few rows."""
 
-    def __init__(self, sparsity: Sparsity, columns: Ints, effects: Ints) -> None:
+    def __init__(self, sparsity: Sparsity, columns: Index, effects: Index) -> None:
         is_effect = np.isin(columns, effects)
         self.sparsity, self.columns = sparsity, columns[~is_effect]
         self._moved, self._stay = np.flatnonzero(is_effect), np.flatnonzero(~is_effect)
@@ -699,7 +697,7 @@ class _GroupMap:
         self.rows = self.eta[self.number]
 
 
-def _where(codes: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+def _where(codes: Index, wanted: Index) -> tuple[Index, NDArray[np.bool_]]:
     """Return where codes are those that are wanted, and which are there."""
     if not len(codes):
         return np.zeros_like(wanted), np.zeros(len(wanted), dtype=bool)
@@ -708,7 +706,7 @@ def _where(codes: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     return at, codes[at] == wanted
 
 
-def _at(rows: Ints, per: int, n: int) -> Ints:
+def _at(rows: Index, per: int, n: int) -> Index:
     """Return the numbers of some rows at all values."""
     return np.asarray((per * np.arange(n)[:, None] + rows).ravel())
 

@@ -512,10 +512,6 @@ class Writer:
             self._made[key] = self._new(name, read, None, is_condition=operation.is_condition)
         return Written(self, self._made[key])
 
-    def parts(self, value: Written, name: str) -> list[Written] | None:
-        """Return the arguments of a value that an operation made; None where another one did."""
-        return self.arguments(value) if self._names[value.at] == name else None
-
     def arguments(self, value: Written) -> list[Written]:
         """Return what a value is made of, one step back."""
         return [Written(self, k) for k in self._read[value.at]]
@@ -668,7 +664,7 @@ def _simpler(writer: Writer, name: str, args: Sequence[Written]) -> Written | No
 def _fits(writer: Writer, form: Form, value: Written, values: dict[str, Written]) -> bool:
     """Tell whether a value is of a form, and note what names stand for."""
     if isinstance(form, tuple):
-        args = writer.parts(value, form[0]) or []
+        args = writer.arguments(value) if writer.name_of(value) == form[0] else []
         orders = (args, args[::-1]) if form[0] == "mul" else (args,)
         return bool(args) and any(
             all(_fits(writer, one, arg, values) for one, arg in zip(form[1:], order, strict=True)) for order in orders
@@ -722,18 +718,15 @@ def derivatives(writer: Writer, values: Sequence[Written], n_first: int, order: 
     return found
 
 
-def firsts(program: RowProgram, n_first: int) -> tuple[RowProgram, list[int]]:
-    """Return the only output with its derivatives by the first inputs that are not 0 everywhere, and by which."""
-    writer, values = rewritten(program)
-    found = derivatives(writer, values, n_first, 1)
-    return writer.written(list(found.values())), [a for _, *by in found for a in by]
+def derived(program: RowProgram, n_first: int, order: int) -> tuple[RowProgram, list[tuple[int, ...]]]:
+    """Return derivatives of the only output by the first inputs that are not 0 everywhere, and by which.
 
-
-def seconds(program: RowProgram, n_first: int) -> tuple[RowProgram, list[tuple[int, int]]]:
-    """Return the second derivatives of the only output by the first inputs."""
+    First ones come after the value; second ones alone.
+    """
     writer, values = rewritten(program)
-    found = {(at[1], at[2]): d for at, d in derivatives(writer, values, n_first, 2).items() if len(at) > 2}
-    return writer.written(list(found.values())), list(found)
+    every = derivatives(writer, values, n_first, order)
+    found = {by[1:]: d for by, d in every.items() if order == 1 or len(by) > order}
+    return writer.written(list(found.values())), [by for by in found if by]
 
 
 # --- values as sums of products: of functions of some inputs, and of functions of the others ---
