@@ -82,12 +82,10 @@ class Expectations:
             total += rows.values([eta[:, at] for at in rows.index.T], slice(None)).sum(axis=1)
         return total
 
-    def refresh(self) -> bool:
-        """Take the data as they are now; tell whether they have changed, so that `anchor` is needed; see `Reading`."""
-        if not self.reading.refresh():
-            return False
-        self._take()
-        return True
+    def refresh(self) -> None:
+        """Take the data as they are now; `anchor` is needed where they have changed."""
+        if self.reading.refresh():
+            self._take()
 
     def retake(self) -> None:
         """Take the data as they are now, and log p apart once more."""

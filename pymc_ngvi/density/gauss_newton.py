@@ -1,6 +1,7 @@
 """The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior."""
 
 import functools
+import math
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -77,16 +78,14 @@ class GaussNewtonGraphs:
         """The rest of log p."""
         return self._made[2]
 
-    @property
-    def n_rows(self) -> int | None:
-        """Rows in all; None where their number is not fixed."""
-        sizes = [size_of(row) for row in self.rows]
-        return None if None in sizes else sum(size or 0 for size in sizes)
-
-
-def size_of(row: Variable) -> int | None:
-    """Return the number of elements; None where it is not fixed."""
-    return None if None in row.type.shape else int(np.prod(row.type.shape))
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of the log densities of rows, with the data as they are now."""
+        static = [row.type.shape for row in self.rows]
+        if not any(None in shape for shape in static):
+            return static
+        outputs, compile_ = [row.shape for row in self.rows], self.functions.compile_for_few
+        function = self.functions.once("shapes of rows", lambda: compile_([self.theta], outputs))
+        return [tuple(int(n) for n in shape) for shape in function(self.start)]
 
 
 # --- where the free variables of a model meet the rows of its data, from the graph of the log densities of these rows
@@ -430,10 +429,7 @@ def agrees(parts: GaussNewtonGraphs, weights: list[Variable], total: Variable) -
     grad = graph.gradient(pt.add(pt.constant(0.0), *weighted), parts.theta)
     outputs = parts.graphs.simplify([total, grad, *parts.scales])
     function = parts.functions.compile_for_few([parts.theta, *weights], outputs)
-    shapes = [row.type.shape for row in parts.rows]
-    if parts.n_rows is None:  # for the data as they are now
-        of_rows = parts.functions.compile_for_few([parts.theta], [row.shape for row in parts.rows])
-        shapes = [tuple(int(n) for n in shape) for shape in of_rows(parts.start)]
+    shapes = parts.shapes()
     for _ in range(_N_POINTS):
         point = parts.start + 0.5 * rng.standard_normal(len(parts.start))
         with np.errstate(all="ignore"):
@@ -619,7 +615,7 @@ class GaussNewtonMatrix:
 
         Each row counts with the root of its scale: -sum g g^T estimates the Hessian of all rows of the data.
         """
-        n_dim, n_rows = theta.shape[1], self._n_rows(theta[0])
+        n_dim, n_rows = theta.shape[1], sum(map(math.prod, self.parts.shapes()))
         if n_rows * n_dim > _MOST:
             raise ValueError(
                 f"estimator='gauss_newton' with correlations holds the gradients of {n_rows:,} rows in {n_dim:,} "
@@ -635,16 +631,6 @@ class GaussNewtonMatrix:
             for at, values in gradients.blocks(point):
                 found[:, at] = values.T
             yield found
-
-    def _n_rows(self, point: Array) -> int:
-        parts = self.parts
-        if parts.n_rows is not None:
-            return parts.n_rows
-
-        def compiled() -> Function:
-            return parts.functions.compile_for_few([parts.theta], pt.add(0, *[row.size for row in parts.rows]))
-
-        return int(parts.functions.once("n rows", compiled)(point))
 
     def _compile_gradients(self) -> RowFunction:
         parts, theta = self.parts, self.parts.theta

@@ -24,7 +24,6 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.messages import NotApart, Reason, Refused
-from pymc_ngvi.core.sparsity import Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.families.sparse import Precisions
@@ -32,7 +31,7 @@ from pymc_ngvi.graphs import graph, layout
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
 from pymc_ngvi.reading.predictors import ROUNDING, Compile, DataSeen, JointPredictors, Reading, Rows, Source, Terms
-from pymc_ngvi.rows.engines import Engine, engine_for
+from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Sparsity
 from pymc_ngvi.rows.many import ManyRows, ManyRowsLeft, Narrowing, OwnEffects, find_own
@@ -122,36 +121,6 @@ class OverGiven:
             apart = graph_replace(outputs, {self._given: stand_in}, strict=False)
             inputs = {stand_in if var is self._given else var: batch for var, batch in new.items()}
             return vectorised(list(apart), inputs)
-
-
-class RowNumbers:
-    """Functions of rows, some or all of those of log p, and slopes of some of their predictors."""
-
-    def __init__(
-        self, terms: Terms, predictors: Variable, which: Ints, over: OverGiven, engine: Engine, rows: list[Rows]
-    ) -> None:
-        self.rows, self._engine, self._n = rows, engine, len(which)
-        self._zeros = terms.weigh.zeros()
-        sources = [source for kind in rows for source in kind.sources.values()]
-        sources.append(Source(predictors, which, is_weight=True))
-        self._evaluate = over.outputs([_numbers_of(source, terms) for source in sources], terms.weigh.inputs)
-
-    def at(self, values: Array) -> tuple[Array, list[RowFunction]]:
-        """Return slopes, (n, n_predictors), and functions of rows at all values, those of one value after another."""
-        n = len(values)
-        numbers = [out.reshape(len(out), -1) for out in self._evaluate(values, *self._zeros)]
-        slope = np.broadcast_to(numbers.pop(), (n, self._n))
-        return slope, [self._function(kind, numbers, n) for kind in self.rows]
-
-    def _function(self, rows: Rows, numbers: list[Array], n: int) -> RowFunction:
-        """Return the function of rows of one kind, whose numbers are the next ones."""
-        index, data = (rows.index + self._n * np.arange(n)[:, None, None]).reshape(-1, rows.index.shape[1]), {}
-        for var in rows.sources:
-            own = np.broadcast_to(numbers.pop(0), (n, len(rows.index)))
-            data[var] = own.reshape(1, -1).astype(var.type.dtype)
-        for var, own in rows.data.items():  # of no source: the same at all values
-            data.setdefault(var, np.tile(own, (1, n)) if own.shape[1] > 1 else own)
-        return self._engine.row_function(replace(rows, index=index, data={var: data[var] for var in rows.data}))
 
 
 def _numbers_of(source: Source, terms: Terms) -> Variable:
@@ -264,7 +233,7 @@ class RowsGiven:
         self._first_start = start[self.inside]
         self.first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
         self._apart = np.random.default_rng(1).standard_normal(len(self.inside))
-        with functions.timed(), without_c():
+        with without_c():
             given = pytensor.shared(self.first, "given", shape=(len(outside),))
             self.theta = pt.vector("inside", dtype="float64", shape=(len(self.inside),))
             pieces = Pieces(outside, density.n_dim, given, self.theta)
@@ -297,7 +266,10 @@ class RowsGiven:
         is_fixed = joint is not None and not any(map(self._over.hangs, joint.sums))
         self._joint = joint if is_fixed else None
         self._predictors = _Predictors(self.reading, self._joint, self.theta, self._over)
-        self._numbers = RowNumbers(terms, found.vector, every, self._over, self.engine, terms.rows)
+        sources = [source for kind in terms.rows for source in kind.sources.values()]
+        sources.append(Source(found.vector, every, is_weight=True))
+        self._zeros = terms.weigh.zeros()
+        self._evaluate = self._over.outputs([_numbers_of(source, terms) for source in sources], terms.weigh.inputs)
         self._shares = any((r.index == r.index[0]).all(axis=0).any() for r in terms.rows if len(r.index) > 1)
         indices = [rows.index for rows in terms.rows]
         self._entries = Entries(self._predictors.sparsity, self._predictors.columns, indices)
@@ -307,7 +279,7 @@ class RowsGiven:
     def _of_data(self) -> None:
         """Forget what hangs on the values of data."""
         self._start = self._first_start
-        _, functions = self._numbers.at(np.repeat(self.first[None], 2, axis=0))
+        _, functions = self._numbers(np.repeat(self.first[None], 2, axis=0))
         #: Functions of the rows of log p, where values are given first; and those of what is left.
         self.functions = [f.some(np.arange(n := len(f.index) // 2), f.index[:n]) for f in functions]
         if self._narrowing is None:
@@ -323,7 +295,6 @@ class RowsGiven:
             if self.reading.renew():
                 self._joint = None if self._joint is None else self._joint.renewed()
                 self._predictors.renew(self._joint)
-                self._numbers.rows = self.reading.terms.rows
                 self._of_data()
             else:
                 is_narrow = self._narrowing is not None
@@ -452,9 +423,26 @@ class RowsGiven:
             return self.rows(np.repeat(values, 2, axis=0))[np.array([0])]
         with np.errstate(all="ignore"), without_c():
             maps = self._predictors.maps(values)
-            slope, functions = self._numbers.at(values)
+            slope, functions = self._numbers(values)
         nothing, tolerance = np.zeros(len(values)), _NATS / max(self.n_rows, 1)
         return ManyRows(maps, self._entries, functions, slope, nothing, tolerance)
+
+    def _numbers(self, values: Array) -> tuple[Array, list[RowFunction]]:
+        """Return slopes, (n, n_predictors), and functions of rows at all values, those of one value after another."""
+        numbers = [out.reshape(len(out), -1) for out in self._evaluate(values, *self._zeros)]
+        slope = np.broadcast_to(last := numbers.pop(), (len(values), last.shape[1]))
+        return slope, [self._function(kind, numbers, *slope.shape) for kind in self.reading.terms.rows]
+
+    def _function(self, rows: Rows, numbers: list[Array], n: int, n_predictors: int) -> RowFunction:
+        """Return the function of rows of one kind at ``n`` values, whose numbers are the next ones."""
+        index = (rows.index + n_predictors * np.arange(n)[:, None, None]).reshape(-1, rows.index.shape[1])
+        data = {}
+        for var in rows.sources:
+            own = np.broadcast_to(numbers.pop(0), (n, len(rows.index)))
+            data[var] = own.reshape(1, -1).astype(var.type.dtype)
+        for var, own in rows.data.items():  # of no source: the same at all values
+            data.setdefault(var, np.tile(own, (1, n)) if own.shape[1] > 1 else own)
+        return self.engine.row_function(replace(rows, index=index, data={var: data[var] for var in rows.data}))
 
     def _whole(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
         rows = self.rows(values)
@@ -514,10 +502,7 @@ def latent_rows(density: LogDensity) -> RowsGiven:
     These are the few parameters with a transform (scales, correlations, shapes), and others that enter rows beside a
     predictor: what is left is Gaussian but for functions of one predictor each, or nearly so.
     """
-    made = density.functions.made
-    if "latent rows" not in made:
-        made["latent rows"] = _found_or_not(density)
-    found: RowsGiven | NotRows = made["latent rows"]
+    found = density.functions.once("latent rows", lambda: _found_or_not(density))
     if isinstance(found, NotRows):
         raise found
     found.bind()

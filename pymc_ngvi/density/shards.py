@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -339,15 +340,8 @@ class Expect:
     n_rows: int
 
 
-@dataclass(frozen=True)
-class Request:
-    """Ask for a function of a shard."""
-
-    #: Of the shard and the arguments; what it returns has to be small.
-    function: Callable[..., object]
-    arguments: tuple[object, ...] = ()
-
-
+#: Asks for a function of a shard, as `operator.methodcaller` does; what it returns has to be small.
+type Request = Callable[["Shard"], object]
 #: The same for all shards, or one for each.
 type Requests = Request | Sequence[Request]
 
@@ -447,7 +441,7 @@ class Shard:
     def answer(self, request: Request) -> object:
         """Return what is asked for."""
         with self._lock, _naming(self.key):
-            return request.function(self, *request.arguments)
+            return request(self)
 
     def of_model(self, function: Callable[..., object]) -> object:
         """Return a function of the key and the model."""
@@ -542,11 +536,6 @@ class Shard:
     def __sizeof__(self) -> int:
         """Return the bytes of the data, so that a scheduler knows what it holds."""
         return object.__sizeof__(self) + self._n_bytes
-
-
-def of_likelihood(function: Callable[..., object], *arguments: object) -> Request:
-    """Return the request for a function of the log likelihood, a `LogDensity`, and arguments."""
-    return Request(Shard.of_likelihood, (function, *arguments))
 
 
 def made(build: Callable[[Any], object], key: Hashable) -> pm.Model:
@@ -1026,7 +1015,7 @@ class Shards:
         ShardError
             Naming the shard that is not.
         """
-        facts: list[ModelFacts] = self.ask(Request(Shard.facts, (theta,)))
+        facts: list[ModelFacts] = self.ask(methodcaller("facts", theta))
         check_same(self.keys, facts)
         # Those that are the same in all shards are parts of the prior.
         names = facts[0].potentials if len(facts) > 1 else ()
@@ -1083,7 +1072,7 @@ class Shards:
         [(2001, 1.0), (2002, 1.0)]
         """
         passes = self.n_passes
-        results = self.ask(Request(Shard.of_model, (function,)))
+        results = self.ask(methodcaller("of_model", function))
         self.n_passes = passes
         return iter(zip(self.keys, results, strict=True))
 
@@ -1134,7 +1123,7 @@ class ShardedDensity(Sum):
         steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(start)))
         self._common, self._derived, self.observations = shards.look(start + steps)
         super().__init__(LogDensity(model, backend, compile_kwargs, factors=self._factors_of))
-        self._outlines: list[Outline] = shards.ask(Request(Shard.outline))
+        self._outlines: list[Outline] = shards.ask(methodcaller("outline"))
 
     def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
         return factors_of(model, [*model.free_RVs, *(model[name] for name in self._common)])
@@ -1161,7 +1150,7 @@ class ShardedDensity(Sum):
 
     def each(self, function: Callable[[LogDensity, Array], Any], theta: Array) -> Sequence[Any]:
         """Evaluate a function of the likelihood of each shard at points, (n_draws, n_dim)."""
-        return self.shards.ask(of_likelihood(function, theta))
+        return self.shards.ask(methodcaller("of_likelihood", function, theta))
 
     # --- by rows ---
 
@@ -1191,9 +1180,9 @@ class ShardedDensity(Sum):
         references, which = ((), None) if given is None else (given.references, given.which)
         names = tuple(Reference(None, reference.name) for reference in references)
         asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows_in_all)
-        parts: list[ShardExpectation] = self.shards.ask(Request(Shard.expected, (asked,)))
+        parts: list[ShardExpectation] = self.shards.ask(methodcaller("expected", asked))
         if any(part is None for part in parts):  # a shard that was made again has no rules
-            parts = self.shards.ask(Request(Shard.expected, (replace(asked, references=references),)))
+            parts = self.shards.ask(methodcaller("expected", replace(asked, references=references)))
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
         if wrong:
             self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
@@ -1252,7 +1241,7 @@ class ShardedDensity(Sum):
         """Return the mean of the Hessian over draws, (n_draws, n_dim), which evaluates what it is asked for."""
 
         def evaluated() -> MeanHessian:
-            parts = self.shards.ask(Request(Shard.mean_hessian, (theta, self.pattern is None)))
+            parts = self.shards.ask(methodcaller("mean_hessian", theta, self.pattern is None))
             return self._sum_of_hessians(self.prior.mean_hessian(theta), parts)
 
         return Later(self.pattern, evaluated)

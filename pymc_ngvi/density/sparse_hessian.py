@@ -119,14 +119,9 @@ class SparseHessian:
         self._n_calls += 1
         if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
             point = theta[self._rng.integers(len(theta))]
-            if not self.check(point, self._rng) and self.widen(point[None]):
+            if len(coloured.inconsistent_rows(point, self._rng)) and self.widen(point[None]):
                 raise PatternWidened(f"the Hessian has had entries that its pattern lacked {self.n_widened} times")
         return coloured.mean_values(theta)
-
-    def check(self, point: Array, rng: np.random.Generator) -> bool:
-        """Tell whether the coloured Hessian at a point gives its product with a random vector."""
-        coloured = self.coloured
-        return coloured is None or not len(coloured.inconsistent_rows(point, rng))
 
     def widen(self, theta: Array) -> bool:
         """Add the entries that the pattern lacks at these points; tell whether there are any."""

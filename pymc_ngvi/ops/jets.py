@@ -152,10 +152,9 @@ def elementwise(node: Apply, kinds: list[JetKind]) -> Rule:
         if kinds[0] is JetKind.JET:
             raise NoJet(f"{op} depends on coordinates by its condition")
         return _switch
-    if isinstance(scalar_op, ps.ScalarMaximum) and jets and len(kinds) == 2:
-        return lambda space, x, y: _switch(space, _is_at_least(x[:1], y[:1]), x, y)
-    if isinstance(scalar_op, ps.ScalarMinimum) and jets and len(kinds) == 2:
-        return lambda space, x, y: _switch(space, _is_at_least(-x[:1], -y[:1]), x, y)
+    if isinstance(scalar_op, ps.ScalarMaximum | ps.ScalarMinimum) and jets and len(kinds) == 2:
+        chosen = np.greater_equal if isinstance(scalar_op, ps.ScalarMaximum) else np.less_equal
+        return lambda space, x, y: _switch(space, chosen(x[:1], y[:1]) | np.isnan(x[:1]), x, y)
     if isinstance(scalar_op, ps.Add) and jets:
         return _add
     if isinstance(scalar_op, ps.Sub) and jets:
@@ -174,10 +173,6 @@ def elementwise(node: Apply, kinds: list[JetKind]) -> Rule:
         if jets:
             raise NoJet(str(reason)) from None
         return structural(op, node, kinds)
-
-
-def _is_at_least(x: AnyArray, y: AnyArray) -> AnyArray:
-    return (x >= y) | np.isnan(x)
 
 
 def _on_all_terms(function: Callable[..., AnyArray]) -> Rule:
@@ -628,8 +623,7 @@ def _log_sum_exp(op: LogSumExp, node: Apply, kinds: _Kinds) -> Rule:
         if len(x) == 1 or not space.order:
             return y0
         share /= total
-        y = np.empty((space.n_terms, *y0.shape[1:]))
-        y[:1] = y0
+        y = space.lifted(y0)
         y[1:] = (share * x[1:]).sum(axis=axes)
         if space.order == 2:
             space.seconds(y)[:] += (share * space.products(x, x)).sum(axis=axes) - space.products(y, y)
@@ -684,8 +678,7 @@ def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
         return value
     inverse, n = _or_nan(np.linalg.inv, a[:1]), space.n_dim
     rest = b[1:] if len(a) == 1 else (b[1:] if len(b) > 1 else 0.0) - np.matmul(a[1:], value)
-    out = np.empty((space.n_terms, *value.shape[1:]))
-    out[:1] = value
+    out = space.lifted(value)
     out[1 : 1 + n] = np.matmul(inverse, rest[:n])
     if space.order == 2:
         seconds = rest[n:] if len(a) == 1 else rest[n:] - _crossed(space, a, out)
@@ -705,8 +698,7 @@ def _lower_factor(space: Space, a: AnyArray) -> AnyArray:
     def derivatives(of_product: AnyArray) -> AnyArray:
         return np.matmul(factor, half * (inverse @ of_product @ inverse.mT))
 
-    out = np.empty((space.n_terms, *factor.shape[1:]))
-    out[:1] = factor
+    out = space.lifted(factor)
     out[1 : 1 + n] = derivatives(a[1 : 1 + n])
     if space.order == 2:
         space.seconds(out)[:] = derivatives(space.seconds(a) - _crossed(space, out, out.mT))
@@ -718,8 +710,7 @@ def _signs_and_log_determinants(space: Space, a: AnyArray) -> list[AnyArray]:
     if len(a) == 1:
         return [sign, value]
     relative = np.matmul(_or_nan(np.linalg.inv, a[:1]), a[1:])
-    out = np.empty((space.n_terms, *value.shape[1:]))
-    out[:1] = value
+    out = space.lifted(value)
     out[1:] = np.trace(relative, axis1=-2, axis2=-1)
     if space.order == 2:
         i, j = space.pairs

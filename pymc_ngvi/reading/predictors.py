@@ -1160,19 +1160,11 @@ def _as_scaled(node: Apply, scaled: dict[Variable, _Scaled], facts: Facts) -> _S
         has_matrix = has_matrix or var in scaled
         if degree is None:
             return None
-        factors.append(
-            _power(factor if factor.type.ndim == out.type.ndim else factor.reshape((1,) * out.type.ndim), degree)
-        )
+        same = factor if factor.type.ndim == out.type.ndim else factor.reshape((1,) * out.type.ndim)
+        factors.append(same if degree == 1.0 else same**degree)
     if not factors or not has_matrix or (is_elementwise and unknown):
         return None
     return _Scaled(functools.reduce(pt.mul, factors), node.op(*matrices), not unknown)
-
-
-def _power(factor: Variable, degree: float) -> Variable:
-    """Return a power of a positive number, in the shortest form."""
-    if degree == 1.0:
-        return factor
-    return pt.sqrt(factor) if degree == 0.5 else 1.0 / factor if degree == -1.0 else factor**degree
 
 
 # --- the linear predictors of a log density: affine functions of theta that all else is made of ---

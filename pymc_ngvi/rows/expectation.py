@@ -76,8 +76,6 @@ def n_levels(size: int) -> int:
 @functools.cache
 def rule(k: int, levels: tuple[int, ...]) -> NormalRule:
     """Return the rule in ``k`` dimensions that has a level for each of its `blocks`."""
-    if len(levels) != len(blocks(k)):
-        raise ValueError(f"{k} dimensions have {len(blocks(k))} levels, not {len(levels)}")
     nodes, weights = _sparse_grid(k, _SPARSE[levels[0]]) if k > _FEW else _product([_line(level) for level in levels])
     i, j = np.tril_indices(k)
     second = nodes[:, i] * nodes[:, j] - (i == j)

@@ -248,7 +248,7 @@ _PATIENT, _LONGER = 6, np.array([1.0, 4.0, 16.0])[:, None, None]
 _DIFFERENCE, _SMALLEST, _AT_MOST, _NOTHING = 0.05, 1e-6, 3.0, 1e-12
 #: Steps of the sampler. Its proposals are off by some 4 % where they are off most, and so is a draw after no step; each
 #: takes another such factor.
-STEPS = 1
+_STEPS = 1
 _ROOT_2_PI = float(np.sqrt(2.0 * np.pi))
 
 
@@ -477,8 +477,8 @@ def _drawn(of: _Integrand, place: _Place, rng: np.random.Generator) -> Array:
     reached = np.cumsum(areas, axis=0)
     spacing = float(_FINE_NODES[1] - _FINE_NODES[0])
     shape = place.centre.shape
-    current, ratio = np.empty(shape), np.full(shape, -np.inf)
-    for step in range(1 + STEPS):
+
+    def proposed() -> tuple[Array, Array]:
         wanted = rng.random(shape) * reached[-1]
         at = np.minimum((reached <= wanted).sum(axis=0), len(areas) - 1)[None]
         left, right = (np.take_along_axis(x, at, axis=0)[0] for x in (density[:-1], density[1:]))
@@ -487,8 +487,17 @@ def _drawn(of: _Integrand, place: _Place, rng: np.random.Generator) -> Array:
         # The distribution function between two nodes is a parabola.
         part = np.clip(within * area / (left + np.sqrt(left**2 + within * (right**2 - left**2))), 0.0, 1.0)
         u = _FINE_NODES[at[0]] + spacing * part
-        z, slope = place.at(u)
-        proposed = of(z) + np.log(slope) - np.log(left + part * (right - left))
-        accept = np.log(rng.random(shape)) < proposed - ratio if step else np.ones(shape, dtype=bool)
-        current, ratio = np.where(accept, z, current), np.where(accept, proposed, ratio)
+        z, of_z = place.at(u)
+        return z, of(z) + np.log(of_z) - np.log(left + part * (right - left))
+
+    return sampled(proposed, rng)
+
+
+def sampled(proposed: Callable[[], tuple[Array, Array]], rng: np.random.Generator) -> Array:
+    """Return draws of an independence sampler, from proposals with the logarithms of their weights."""
+    current, ratio = proposed()
+    for _ in range(_STEPS):
+        z, log_weight = proposed()
+        accept = np.log(rng.random(z.shape)) < log_weight - ratio
+        current, ratio = np.where(accept, z, current), np.where(accept, log_weight, ratio)
     return current

@@ -108,12 +108,6 @@ class LinearMap:
     def _transposed(self) -> sparse.csr_array:
         return self.rest.T.tocsr()
 
-    def columns_used(self) -> NDArray[np.intp]:
-        """Return the coordinates that some predictor depends on, ascending."""
-        used = np.bincount(self.rest.indices, self.rest.data != 0.0, minlength=self.n_dim) > 0.0
-        used[self.columns[(self.dense != 0.0).any(axis=0)]] = True
-        return np.flatnonzero(used)
-
     def rows(self, index: NDArray[np.intp]) -> Array:
         """Return rows of X, dense, (n, n_dim)."""
         result: Array = self.rest[index].toarray()

@@ -22,7 +22,7 @@ from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, Taken
-from pymc_ngvi.rows.integrated import STEPS, Integrated, TabulatedRowFunction, densities, distinct
+from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct, sampled
 from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity, symmetric
 from pymc_ngvi.rows.row_hessian import Scatter
 from pymc_ngvi.rows.separable import FAR, are_concave, derivatives_of, is_quadratic
@@ -387,18 +387,13 @@ class OwnDraws:
             result[:, ~is_far] = self.drawn(rng, eta[:, ~is_far], others[:-1], others[-1], has_far=False)
             return result
         cells = self._cells(eta, number, log_a)
-        current, ratio = np.empty(eta.shape), np.empty(eta.shape)
-        for step in range(1 + STEPS):
+
+        def proposed() -> tuple[Array, Array]:
             v, log_density = self._proposed(rng, cells)
-            z = (v - eta) / slope
-            [of_row] = self._function(v, *data)
-            proposed = of_row - 0.5 * z * z - log_density
-            if not step:
-                current, ratio = z, proposed
-                continue
-            accept = np.log(rng.random(eta.shape)) < proposed - ratio
-            current, ratio = np.where(accept, z, current), np.where(accept, proposed, ratio)
-        return current
+            z, [of_row] = (v - eta) / slope, self._function(v, *data)
+            return z, of_row - 0.5 * z * z - log_density
+
+        return sampled(proposed, rng)
 
     def _reaches(self, data: list[Array], eta: Array, log_a: Array, n: int) -> bool:
         """See to it that the lattice holds some predictors; tell whether it does, and pays."""
