@@ -18,7 +18,7 @@ from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.info import Values, unconstrained_variables
 from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.density.over_draws import OnDraws as OnDraws
-from pymc_ngvi.density.over_draws import known_at_draws
+from pymc_ngvi.density.over_draws import at_known
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
@@ -50,11 +50,10 @@ def unconstrained(
     model, layout = density.model, density.layout
     known = {rv: np.asarray(values[rv.name], dtype=np.float64) for rv in model.free_RVs if rv.name in values}
     n = len(next(iter(known.values())))
-    with without_c():
-        flat, parts, draws = known_at_draws(known, n)
-        outputs = graph_replace(unconstrained_variables(model, names), parts, strict=False)
-        outputs = graph.simplify(outputs, check_bounds=model.check_bounds)
-        made = OnDraws(model, flat, outputs)(draws)
+    function, draws = at_known(
+        model, known, n, lambda parts: graph_replace(unconstrained_variables(model, names), parts, strict=False)
+    )
+    made = function(draws)
     result = np.full((n, layout.n_dim), np.nan) if theta is None else theta.copy()
     for variable in layout.variables:
         if variable.name in names:

@@ -161,7 +161,7 @@ class Expectations:
         seen = q if isinstance(q, Seen) else self.seen(q)
         linear, fixed = self.linear_map, self.constant + float(self.terms.slope @ seen.mean[0])
         kinds = self._many.taken(seen, None if rules is None else RowRules.stacked([rules]))
-        if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
+        if (rules is None or adapt) and not fixed + sum(kind.values.sum() for kind in kinds) < least:
             for kind in kinds:
                 kind.choose(self.tolerance)
         grad, matrix = self._many.scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
@@ -169,8 +169,8 @@ class Expectations:
         if kinds and all(rows.n_bends for rows in self.functions):
             bends = Bends(*map(np.concatenate, zip(*[kind.bends() for kind in kinds], strict=True)))
         return Expectation(
-            fixed + sum(kind.value for kind in kinds),
-            sum(kind.error for kind in kinds),
+            fixed + float(sum(kind.values.sum() for kind in kinds)),
+            float(sum(kind.errors.sum() for kind in kinds)),
             slope,
             PredictorMeanHessian(linear, matrix, entries),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),

@@ -35,7 +35,7 @@ from pymc_ngvi.core.sparsity import (
     joined,
     union,
 )
-from pymc_ngvi.graphs.backends import quickly, without_c
+from pymc_ngvi.graphs.backends import performed, quickly, without_c
 from pymc_ngvi.graphs.programs import NAMES
 from pymc_ngvi.rows.programs import OPERATIONS, Operation
 
@@ -458,10 +458,8 @@ class Rearranged(Elements):
         # In double precision, as the Op expects; it holds these numbers exactly.
         values = [np.asarray(n, dtype=np.float64) for n in numbers]
         values += [self.facts.value(i) for i in self.node.inputs[len(numbers) :]]
-        storage: list[list[Any]] = [[None] for _ in self.node.outputs]
         with without_c():  # a Blockwise Op makes a function of its core
-            self.node.op.perform(self.node, values, storage)
-        return [np.asarray(cell[0]).astype(np.int64) for cell in storage]
+            return [np.asarray(out).astype(np.int64) for [out] in performed(self.node, values)]
 
     def numbered(self) -> tuple[list[Ints], Ints]:
         """Return the elements of all inputs, counted from 1; and where the numbers of each input end."""

@@ -41,6 +41,7 @@ from pytensor.tensor.special import LogAddExp, LogSumExp
 
 from pymc_ngvi.core.messages import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.graphs.backends import performed
 from pymc_ngvi.graphs.loops import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.graphs.rewrites import dependent
@@ -459,9 +460,7 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
 
     def at_point(inputs: tuple[AnyArray, ...], k: int) -> list[AnyArray]:
         values = [np.asarray(x[0, min(k, x.shape[1] - 1)], dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
-        storage: list[list[Any]] = [[None] for _ in node.outputs]
-        node.op.perform(node, values, storage)
-        return [np.asarray(value) for [value] in storage]
+        return [np.asarray(value) for [value] in performed(node, values)]
 
     def rule(space: Space, *inputs: AnyArray) -> list[AnyArray]:
         found = [at_point(inputs, k) for k in range(max((x.shape[1] for x in inputs), default=1))]
@@ -730,27 +729,23 @@ _OF_MATRICES: dict[type, Rule] = {
 MOST_DIMENSIONS = 20
 
 
-class ForwardMode:
-    """A log density as rules on jets."""
-
-    def __init__(self, logp: Variable, theta: Variable) -> None:
-        varying = dependent([logp], theta)
-        nodes = [node for node in toposort([logp]) if node.outputs[0] in varying]
-        given = dict.fromkeys(i for node in nodes for i in node.inputs if i not in varying)
-        self._given = [var for var in given if not isinstance(var, Constant)]
-        kinds = [JetKind.JET, *[JetKind.FIXED] * len(self._given)]
-        self._program = Program([theta, *self._given], kinds, [logp])
-
-    def compiled(self, compile_: Callable[[list[Variable], list[Variable]], Function]) -> "Jets":
-        """Return what evaluates it; ``compile_`` compiles a function, of what does not depend on theta."""
-        return Jets(self._program, compile_([], self._given) if self._given else None)
+def forward_mode(logp: Variable, theta: Variable) -> tuple[Program, list[Variable]]:
+    """Return a log density as rules on jets, and what these read that does not depend on theta."""
+    varying = dependent([logp], theta)
+    nodes = [node for node in toposort([logp]) if node.outputs[0] in varying]
+    read = dict.fromkeys(i for node in nodes for i in node.inputs if i not in varying)
+    given = [var for var in read if not isinstance(var, Constant)]
+    kinds = [JetKind.JET, *[JetKind.FIXED] * len(given)]
+    return Program([theta, *given], kinds, [logp]), given
 
 
 class Jets:
-    """Evaluates a log density and its derivatives."""
+    """Evaluates a log density and its derivatives; see `forward_mode`."""
 
-    def __init__(self, program: Program, given: Function | None) -> None:
-        self._program, self._given = program, given
+    def __init__(
+        self, program: Program, given: list[Variable], compile_: Callable[[list[Variable], list[Variable]], Function]
+    ) -> None:
+        self._program, self._given = program, compile_([], given) if given else None
 
     def __call__(self, theta: Array, order: int) -> list[Array]:
         """Return log p and its derivatives at points, (n_points, n_dim)."""

@@ -27,9 +27,9 @@ from pymc_ngvi.rows.programs import (
     CannotFollow,
     OnNumPy,
     RowProgram,
-    Separation,
     derived,
     rewritten,
+    separated,
 )
 from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
 
@@ -290,12 +290,11 @@ def _along(rows: Rows) -> tuple[RowProgram, list[int]]:
     assert rows.sum_ is not None
     n_others = len(rows.slots) - rows.n_summed
     writer, [total] = read([*rows.slots, *rows.data], [rows.sum_], list(rows.data))
-    separation = Separation(writer, range(n_others))
     found = [
         (k, one, other)
         for k, slot in enumerate(writer.inputs[n_others : len(rows.slots)])
         if (slope := writer.slope(total, slot)) is not None
-        for one, other in separation.of(slope)
+        for one, other in separated(writer, slope, range(n_others))
     ]
     owners, ones, others = zip(*found, strict=True)
     zeros = [0.0 if n_others <= k < len(rows.slots) else None for k in range(len(writer.inputs))]

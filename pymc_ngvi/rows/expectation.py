@@ -596,16 +596,6 @@ class Taken:
         self._whitened = rows.whitened(mean, self.root, self.codes, np.arange(len(mean)))
 
     @property
-    def value(self) -> float:
-        """The expectation of the sum of all rows."""
-        return float(self.values.sum())
-
-    @property
-    def error(self) -> float:
-        """Nats by which the expectation may be wrong; NaN where rules of some rows were given."""
-        return float(self.errors.sum())
-
-    @property
     def values(self) -> Array:
         """The expectation of each row, (n_rows,)."""
         return self._whitened[0]

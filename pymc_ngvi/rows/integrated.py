@@ -14,7 +14,7 @@ References
 import copy
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -310,10 +310,6 @@ class _Integrand:
         ]
         return _Integrand(self.function, *parts)
 
-    def at_points(self, points: list[Array]) -> "_Integrand":
-        """Return the same at other predictors."""
-        return _Integrand(self.function, points, self.data, self.slopes)
-
 
 @dataclass(frozen=True)
 class Integrated:
@@ -348,7 +344,7 @@ class Integrated:
             part = whole.rows(rows)
             place = _nodes_of(part, (n_points, min(rows.stop, n_rows) - rows.start))
             for at in row_slices(n_points, n_at_once):
-                some = part.at_points([x[at] for x in part.points])
+                some = replace(part, points=[x[at] for x in part.points])
                 result[at, rows] = take(some, _Place(place.centre[at], place.scale[at], place.bend[at]))
         return result
 

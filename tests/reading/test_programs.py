@@ -20,7 +20,7 @@ from pymc_ngvi.rows import engines
 from pymc_ngvi.rows import programs as operations
 from pymc_ngvi.rows.engines import ENGINES, Engine, OnJax
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
-from pymc_ngvi.rows.programs import OPERATIONS, CannotFollow, OnNumPy, Separation, Writer
+from pymc_ngvi.rows.programs import OPERATIONS, CannotFollow, OnNumPy, Writer, separated
 
 ANY = np.array([-3.7, -1.2, -0.4, 0.3, 0.9, 2.6, 4.1])
 POSITIVE = np.array([0.05, 0.4, 0.9, 1.7, 3.2, 8.5, 40.0])
@@ -223,7 +223,7 @@ def test_values_as_sums_of_products():
     u, v, x, z = (pt.matrix(dtype="float64") for _ in range(4))
     value = pt.exp(u) * x - (v + x * 2.0) * z / pt.exp(u) + 3.0
     writer, [written] = read([u, v, x, z], [value])
-    found = Separation(writer, [0, 1]).of(written)
+    found = separated(writer, written, [0, 1])
     for one, other in found:
         assert writer.inputs_of(one) <= {0, 1}
         assert writer.inputs_of(other) <= {2, 3}
@@ -233,7 +233,7 @@ def test_values_as_sums_of_products():
     parts = factors(*points)
     total = sum(np.broadcast_to(a * b, (5, 4)) for a, b in zip(parts[::2], parts[1::2], strict=True))
     assert_allclose(total, np.broadcast_to(OnNumPy(writer.written([written]))(*points)[0], (5, 4)), rtol=1e-12)
-    [(whole, one)] = Separation(writer, [0, 1]).of(writer.call("exp", written))
+    [(whole, one)] = separated(writer, writer.call("exp", written), [0, 1])
     assert writer.number(one) == 1.0
     assert writer.name_of(whole) == "exp"
 
