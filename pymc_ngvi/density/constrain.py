@@ -61,8 +61,7 @@ def unconstrained(
     return result
 
 
-# --- sums of the log densities of some variables of a model, at draws: of priors, of likelihoods, and their changes
-# ---
+# --- sums of the log densities of some variables of a model, at draws: priors, likelihoods, and their changes ---
 
 
 def term_sums(model: pm.Model, layout: Layout, make: Callable[[], list[Variable]], theta: Array) -> Array:

@@ -88,8 +88,7 @@ class GaussNewtonGraphs:
         return [tuple(int(n) for n in shape) for shape in function(self.start)]
 
 
-# --- where the free variables of a model meet the rows of its data, from the graph of the log densities of these rows
-# ---
+# --- where the free variables of a model meet the rows of its data: from the graph of the log densities of these ---
 #
 # Each variable of the graph has at most one axis of rows. It is followed from the log densities back through the
 # operations that keep rows apart, to the places where what all rows share comes in: as weights of a matrix product, or
@@ -255,14 +254,12 @@ def _counts_rows(index: Variable, source: Variable) -> bool:
 
 
 # --- the gradients of rows, and the sums of their squares, as graphs: one backward pass for all rows ---
-# Rows do not depend on each other, so that the derivatives of the sum of their log densities with respect to the
-#    outputs
-# of a layer, :math:`\delta`, (n_rows, n_out), are those of each row. The derivatives of row i with respect to the
-#    weights
-# are :math:`x_i \delta_i^T`, whose squares sum up to :math:`(x^2)^T (\delta^2)`. Where weights are used more than once,
-# :math:`\sum_{a, b} (x_a \circ x_b)^T (\delta_a \circ \delta_b)`. All else that rows share, biases and scales, is
-#    small:
-# its derivatives are found row by row.
+#
+# Rows do not depend on each other, so that the derivatives of the sum of their log densities by the outputs of a layer,
+# delta, (n_rows, n_out), are those of each row. The derivatives of row i by the weights are x_i delta_i^T; squares
+# sum up to (x^2)^T (delta^2). Where weights are used more than once, the sum over pairs of uses a and b is that of
+# (x_a x_b)^T (delta_a delta_b), products of elements. All else that rows share, biases and scales, is small: its
+# derivatives are found row by row.
 
 #: Uses of one matrix of weights, whose products are formed in pairs.
 _MOST_USES = 4
@@ -567,7 +564,7 @@ class Rest(CoordinateHessian):
 
 
 # --- the gradients of all rows at draws: what Gauss-Newton matrices with correlations are made of ---
-# They are found by layers or by axes, as `diagonal` says of squares.
+# They are found by layers or by axes, as their squares are.
 
 #: Numbers in the gradients that one call returns, about, and in those at one draw, at most.
 _IN_CALL, _MOST = AT_ONCE, 2 * MOST_NUMBERS

@@ -473,16 +473,16 @@ class LogDensity(ModelDensity):
         began = time.perf_counter()
         self._seconds_before = 0.0
         self.n_gradients = self.n_hessians = 0
-        self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
-        point, made = self._find_point(), (factors or factors_of)(model)
+        find_point, made = initial_point_function(model), (factors or factors_of)(model)
         with without_c():
-            self._take(model, point)
+            self._take(model, find_point())
         given = bool(compile_kwargs and "mode" in compile_kwargs)
         self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend == "quick" and not given)
         self.minibatches = self.graphs.minibatches
         self.functions = Functions(
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large
         )
+        self.functions.made["initial point"] = find_point
         self.by_rows, self._n_by_rows = ByRows(self.graphs, self.functions, self.start), 0
         if checks_derivatives and self.graphs.forward is None and self._pointwise is None:
             self.graphs.raw_grad  # noqa: B018 (made once; raises MissingDerivativeError)
@@ -492,10 +492,6 @@ class LogDensity(ModelDensity):
         """Note what a model is now, with its initial point by unconstrained values."""
         self.model, self.layout, self.data = model, Layout.from_model(model, point), DataSnapshot(model)
         self.start = self.layout.flatten(point)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return what to pickle: compiled functions are made again when they are needed."""
-        return {**self.__dict__, "_find_point": None}
 
     def again(self, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None) -> "LogDensity":
         """Return the log density for another fit, with the data as they are now, building nothing anew.
@@ -524,8 +520,8 @@ class LogDensity(ModelDensity):
         self._state.check(ModelState.of(self.given))
         other = LogDensity.__new__(LogDensity)
         other.__dict__.update(self.__dict__)  # a copy would be without the functions, as a pickle is
-        other._find_point = self._find_point or initial_point_function(self.model)
-        other._take(self.model, other._find_point())
+        find_point = self.functions.once("initial point", lambda: initial_point_function(self.model))
+        other._take(self.model, find_point())
         if other.layout.variables != self.layout.variables:
             raise CannotReuse("the shapes or dims of its variables have changed")
         other.n_gradients = other.n_hessians = 0
@@ -779,8 +775,7 @@ class LogDensity(ModelDensity):
         return GaussNewtonHessian(self.second.gauss_newton, theta, self)
 
 
-# --- the log density of a model whose data are not in one place: a prior here, and likelihoods of parts of the data
-# ---
+# --- the log density of a model whose data are not in one place: a prior here, and likelihoods of parts of them ---
 
 
 class Sum(CountedElsewhere, ModelDensity):

@@ -216,12 +216,11 @@ _NATS = 0.01
 _N_POINTS, _FAR = 32, 6.0
 
 
-class NotRows(Refused):
-    """Given these coordinates, log p is no sum over rows of the others; the sentence says why, in a clause."""
-
-
 class RowsGiven:
-    """Log p as rows in the coordinates that are left where others are given, and effects of single rows integrated."""
+    """Log p as rows in the coordinates that are left where others are given, and effects of single rows integrated.
+
+    Raises Refused where log p is no sum over rows of these: why, is a clause.
+    """
 
     #: Whether weights of draws given hyperparameters turned out to be uneven.
     is_uneven = False
@@ -248,19 +247,17 @@ class RowsGiven:
                 self._over = OverGiven(given, compile_)
                 self._log_p = pt.add(pt.constant(0.0), *parts)
                 self._take()
-            except NotApart as refused:
-                raise NotRows(refused.code, refused.sentence) from None
             except (ValueError, NotImplementedError) as error:  # of an operation whose values can't be computed
-                raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
+                raise Refused(Reason.NO_PREDICTORS, str(error)) from None
         self._data = DataSeen(parts, but=[given])
 
     def _take(self) -> None:
         """Set up what evaluates rows."""
         terms, found = self.reading.terms, self.reading.predictors
         if terms.rest:
-            raise NotRows(Reason.NOT_ALL_ROWS, terms.why[0])
+            raise Refused(Reason.NOT_ALL_ROWS, terms.why[0])
         if any(rows.is_whole for rows in terms.rows):
-            raise NotRows(Reason.NOT_ALL_ROWS, "a row is more than arithmetic with numbers")
+            raise Refused(Reason.NOT_ALL_ROWS, "a row is more than arithmetic with numbers")
         every = np.arange(len(terms.slope))
         joint = found.with_sums(np.unique(np.concatenate([rows.index.ravel() for rows in terms.rows])))
         is_fixed = joint is not None and not any(map(self._over.hangs, joint.sums))
@@ -288,22 +285,19 @@ class RowsGiven:
         self.closed_form: tuple[Any] | None = None
 
     def bind(self) -> None:
-        """Take the data as they are now; raise NotRows where log p is no sum over rows with these."""
+        """Take the data as they are now; raise Refused where log p is no sum over rows with these."""
         if self._data.are_current():
             return
-        try:
-            if self.reading.renew():
-                self._joint = None if self._joint is None else self._joint.renewed()
-                self._predictors.renew(self._joint)
-                self._of_data()
-            else:
-                is_narrow = self._narrowing is not None
-                self.reading.retake()
-                self._take()
-                if is_narrow:
-                    self.integrate_own()
-        except NotApart as refused:
-            raise NotRows(refused.code, refused.sentence) from None
+        if self.reading.renew():
+            self._joint = None if self._joint is None else self._joint.renewed()
+            self._predictors.renew(self._joint)
+            self._of_data()
+        else:
+            is_narrow = self._narrowing is not None
+            self.reading.retake()
+            self._take()
+            if is_narrow:
+                self.integrate_own()
         self._data.take()
         self.__dict__.pop("precisions", None)
 
@@ -503,7 +497,7 @@ def latent_rows(density: LogDensity) -> RowsGiven:
     predictor: what is left is Gaussian but for functions of one predictor each, or nearly so.
     """
     found = density.functions.once("latent rows", lambda: _found_or_not(density))
-    if isinstance(found, NotRows):
+    if isinstance(found, Refused):
         raise found
     found.bind()
     return found
@@ -529,13 +523,13 @@ def ratios(density: LogDensity, outside: NDArray[np.intp]) -> list[tuple[int, in
     return found
 
 
-def _found_or_not(density: LogDensity) -> RowsGiven | NotRows:
+def _found_or_not(density: LogDensity) -> RowsGiven | Refused:
     """Return what few hyperparameters give, or many, where with few there are no rows, or none that are concave."""
     few = _found(density, *_FEW)
-    if not isinstance(few, NotRows) and (few.is_concave or not _of_size(density, _FEW[0] + 1, _MANY[0])):
+    if not isinstance(few, Refused) and (few.is_concave or not _of_size(density, _FEW[0] + 1, _MANY[0])):
         return few
     many = _found(density, *_MANY)
-    return few if isinstance(many, NotRows) and not isinstance(few, NotRows) else many
+    return few if isinstance(many, Refused) and not isinstance(few, Refused) else many
 
 
 def _of_size(density: LogDensity, least: int, most: int) -> list[layout.Variable]:
@@ -543,22 +537,22 @@ def _of_size(density: LogDensity, least: int, most: int) -> list[layout.Variable
     return [v for v in density.layout.variables if v.value_name != v.name and least <= v.size <= most]
 
 
-def _found(density: LogDensity, most_of_one: int, most: int) -> RowsGiven | NotRows:
+def _found(density: LogDensity, most_of_one: int, most: int) -> RowsGiven | Refused:
     if density.has_minibatch:
-        return NotRows(Reason.IN_PART, "the model reads pm.Minibatch data")
+        return Refused(Reason.IN_PART, "the model reads pm.Minibatch data")
     outside = _of_size(density, 0, most_of_one)
     while True:
         every = [np.arange(v.where.start, v.where.stop) for v in outside]
         index = np.sort(np.concatenate([*every, np.empty(0)])).astype(np.intp)
         if not len(index):
-            return NotRows(Reason.NOT_LATENT, "it has no scale, correlation or other transformed parameter")
+            return Refused(Reason.NOT_LATENT, "it has no scale, correlation or other transformed parameter")
         if len(index) > most:
-            return NotRows(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {most}")
+            return Refused(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {most}")
         if len(index) == density.n_dim:
-            return NotRows(Reason.NOT_LATENT, "all of its parameters are hyperparameters")
+            return Refused(Reason.NOT_LATENT, "all of its parameters are hyperparameters")
         try:
             given = RowsGiven(density, index)
-        except NotRows as reason:
+        except Refused as reason:
             return reason
         others = [v for v in density.layout.variables if v not in outside]
         more = next(_beside(given, others), None)

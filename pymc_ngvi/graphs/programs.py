@@ -126,7 +126,7 @@ def is_tail(node: Apply) -> bool:
 
 # --- programs from PyTensor's graphs of operations element by element ---
 
-#: Names in `rows.programs.operations` of what has one meaning, whatever the types of their arguments.
+#: Names in `rows.programs.OPERATIONS` of what has one meaning, whatever the types of their arguments.
 NAMES: dict[type, str] = {
     ps.Sub: "sub", ps.TrueDiv: "div", ps.Neg: "neg", ps.Sqr: "sqr", ps.Sqrt: "sqrt", ps.Reciprocal: "reciprocal",
     ps.Abs: "abs", ps.Pow: "pow", ps.Mod: "mod", ps.IntDiv: "floor_divide",

@@ -106,12 +106,10 @@ def differentiable_inputs(node: Apply) -> list[Variable]:
 # --- what is known of the variables of a graph without a value for theta: kinds, values, shapes ---
 
 
-class Kind(enum.Enum):
-    """How a variable depends on theta."""
+class Kind(enum.IntEnum):
+    """How a variable depends on theta: not at all, without derivatives or on data that vary, or with derivatives."""
 
-    KNOWN = "not at all"
-    STEP = "with derivatives of 0, or on data that vary"
-    ACTIVE = "with derivatives"
+    KNOWN, STEP, ACTIVE = 0, 1, 2
 
 
 class Facts:
@@ -262,8 +260,7 @@ def one_if_scalar(index: Ints, shape: tuple[int, ...]) -> Ints:
     return np.zeros(1, dtype=np.int64) if math.prod(shape) == 1 else index
 
 
-# --- how elements of one input of a node come into those of its output: in place, over axes, by a matrix, at indices
-# ---
+# --- how elements of an input of a node come into those of its output: in place, over axes, by a matrix, at indices ---
 
 
 class Way(Protocol):

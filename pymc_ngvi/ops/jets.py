@@ -6,7 +6,6 @@ tens of times the nodes of log p, and building it takes longer than the fit.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property, reduce, singledispatch
 from typing import Any
 
@@ -45,7 +44,7 @@ from pymc_ngvi.graphs.backends import performed
 from pymc_ngvi.graphs.loops import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.graphs.rewrites import dependent
-from pymc_ngvi.ops.elements import AddedAt, Rearranged, core_op
+from pymc_ngvi.ops.elements import AddedAt, Kind, Rearranged, core_op
 from pymc_ngvi.ops.registry import MOVEMENT, operation
 from pymc_ngvi.rows.linear_map import consecutive
 from pymc_ngvi.rows.programs import CannotFollow, OnNumPy, derivatives
@@ -61,14 +60,6 @@ class NoJet(RefusedFor):
     """A graph has an operation for which there is no rule."""
 
     reason = Reason.NO_RULE
-
-
-class JetKind(IntEnum):
-    """What is known of a variable: it is the same at all points, it differs but has no derivatives, or it has them."""
-
-    FIXED = 0
-    VALUE = 1
-    JET = 2
 
 
 class Space:
@@ -142,15 +133,15 @@ _MOST_JETS = 8
 type Rule = Callable[..., AnyArray | list[AnyArray]]
 
 
-def elementwise(node: Apply, kinds: list[JetKind]) -> Rule:
+def elementwise(node: Apply, kinds: list[Kind]) -> Rule:
     """Return the rule of an operation."""
     op, scalar_op = node.op, node.op.scalar_op
     if len(node.outputs) > 1:
         raise NoJet(f"{op} has several outputs")
     is_real = node.outputs[0].type.dtype.startswith("float")
-    jets = [k for k, kind in enumerate(kinds) if kind is JetKind.JET and is_real]
+    jets = [k for k, kind in enumerate(kinds) if kind is Kind.ACTIVE and is_real]
     if isinstance(scalar_op, ps.Switch) and jets:
-        if kinds[0] is JetKind.JET:
+        if kinds[0] is Kind.ACTIVE:
             raise NoJet(f"{op} depends on coordinates by its condition")
         return _switch
     if isinstance(scalar_op, ps.ScalarMaximum | ps.ScalarMinimum) and jets and len(kinds) == 2:
@@ -250,7 +241,7 @@ class Elementwise:
 class Loop:
     """Runs a loop at all points."""
 
-    def __init__(self, node: Apply, kinds: list[JetKind]) -> None:
+    def __init__(self, node: Apply, kinds: list[Kind]) -> None:
         op: Scan = node.op
         info = op.info
         if info.as_while or info.n_mit_mot or info.n_untraced_sit_sot:
@@ -259,7 +250,7 @@ class Loop:
         self._n_seqs, self._n_states = info.n_seqs, len(self._taps)
         self._n_collected = info.n_nit_sot
         first_state = 1 + info.n_seqs
-        if kinds[0] is not JetKind.FIXED:
+        if kinds[0] is not Kind.KNOWN:
             raise NoJet("the number of steps depends on the point")
         states = kinds[first_state : first_state + self._n_states]
         seqs, others = kinds[1:first_state], kinds[first_state + self._n_states + self._n_collected :]
@@ -296,13 +287,13 @@ class Loop:
         return results + [np.stack(kept, axis=2) for kept in collected]
 
     @staticmethod
-    def _as(space: Space, x: AnyArray, kind: JetKind) -> AnyArray:
+    def _as(space: Space, x: AnyArray, kind: Kind) -> AnyArray:
         """Return a state with the same axes at each step."""
-        if kind is JetKind.JET:
+        if kind is Kind.ACTIVE:
             return space.lifted(x)
         return np.broadcast_to(x, (1, space.n_points, *x.shape[2:]))
 
-    def _filled(self, space: Space, buffer: AnyArray, past: list[AnyArray], kind: JetKind) -> AnyArray:
+    def _filled(self, space: Space, buffer: AnyArray, past: list[AnyArray], kind: Kind) -> AnyArray:
         """Return the last states, as many as the buffer has room for."""
         length = buffer.shape[2]
         found = np.stack(past[-length:], axis=2)
@@ -371,7 +362,7 @@ def _solved(op: SolveBase, a: Variable, b: Variable) -> Variable:
 class Program:
     """Evaluates outputs of a graph, with their derivatives."""
 
-    def __init__(self, inputs: list[Variable], kinds: list[JetKind], outputs: list[Variable]) -> None:
+    def __init__(self, inputs: list[Variable], kinds: list[Kind], outputs: list[Variable]) -> None:
         self._calls: list[_Call] = []
         self._slots = {var: k for k, var in enumerate(inputs)}
         self._kinds, self._n_inputs = list(kinds), len(inputs)
@@ -386,7 +377,7 @@ class Program:
             call.last = [k for k in dict.fromkeys([*call.read, *call.write]) if k not in seen]
             seen.update(call.last)
 
-    def _new(self, var: Variable, kind: JetKind) -> int:
+    def _new(self, var: Variable, kind: Kind) -> int:
         self._slots[var] = len(self._kinds)
         self._kinds.append(kind)
         return self._slots[var]
@@ -394,7 +385,7 @@ class Program:
     def _slot(self, var: Variable) -> int:
         if var not in self._slots:
             assert isinstance(var, Constant)
-            self._constants[self._new(var, JetKind.FIXED)] = np.asarray(var.data)[None, None]
+            self._constants[self._new(var, Kind.KNOWN)] = np.asarray(var.data)[None, None]
         return self._slots[var]
 
     def _translate(self, node: Apply) -> None:
@@ -410,8 +401,8 @@ class Program:
             self._calls.append(_Call(loop, read, write, []))
             return
         rule = elementwise(node, kinds) if isinstance(op, Elemwise) else structural(op, node, kinds)
-        kind = JetKind.FIXED if isinstance(op, Shape | Shape_i) else max(kinds, default=JetKind.FIXED)
-        of_integers = min(kind, JetKind.VALUE)
+        kind = Kind.KNOWN if isinstance(op, Shape | Shape_i) else max(kinds, default=Kind.KNOWN)
+        of_integers = min(kind, Kind.STEP)
         is_real = [out.type.dtype.startswith("float") for out in node.outputs]
         write = [self._new(out, kind if real else of_integers) for out, real in zip(node.outputs, is_real, strict=True)]
         self._calls.append(_Call(rule, read, write, []))
@@ -442,7 +433,7 @@ class Program:
 
 # --- rules for operations that move, add up and select elements ---
 
-_Kinds = list[JetKind]
+_Kinds = list[Kind]
 #: Leading axes of an array of jets.
 _LEAD = 2
 
@@ -454,7 +445,7 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
         return _OF_MATRICES[type(core_op(op))]
     if not MOVEMENT.keys().isdisjoint(type(core_op(op)).__mro__):
         return Movement(node, kinds)
-    if JetKind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
+    if Kind.ACTIVE in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
         raise NoJet(f"{op} has no rule")
     dtypes = [i.type.dtype for i in node.inputs]
 
@@ -481,7 +472,7 @@ class _Facts:
 
     def is_known(self, var: Variable) -> bool:
         """Tell whether an input is the same at all points."""
-        return self._kinds[var] is JetKind.FIXED
+        return self._kinds[var] is Kind.KNOWN
 
     def value(self, var: Variable) -> AnyArray:
         """Return the value of an input at the first point."""
@@ -501,7 +492,7 @@ class Movement:
         self._elements = rule(node, self._facts)
         self._adds = not isinstance(self._elements, Rearranged)
         self._n = 2 if self._adds else len(self._elements.inputs)
-        if self._elements is None or any(kind is not JetKind.FIXED for kind in kinds[self._n :]):
+        if self._elements is None or any(kind is not Kind.KNOWN for kind in kinds[self._n :]):
             raise NoJet(f"the arguments of {node.op} depend on the point")
         self._varies = not all(isinstance(var, Constant) for var in node.inputs[self._n :])
         self._places: dict[object, Any] = {}
@@ -735,7 +726,7 @@ def forward_mode(logp: Variable, theta: Variable) -> tuple[Program, list[Variabl
     nodes = [node for node in toposort([logp]) if node.outputs[0] in varying]
     read = dict.fromkeys(i for node in nodes for i in node.inputs if i not in varying)
     given = [var for var in read if not isinstance(var, Constant)]
-    kinds = [JetKind.JET, *[JetKind.FIXED] * len(given)]
+    kinds = [Kind.ACTIVE, *[Kind.KNOWN] * len(given)]
     return Program([theta, *given], kinds, [logp]), given
 
 

@@ -409,7 +409,7 @@ PRODUCTS: dict[type, OpRecord] = {
     Cholesky: OpRecord("makes each element of all those of a matrix", OF_MANY, lambda node: [0.5], by_batch=True),
 }
 
-# --- operations element by element; what they do to a number is in `scalars` and in `rows.programs.operations` ---
+# --- operations element by element; what they do to a number is in `FORMS` and in `rows.programs.OPERATIONS` ---
 
 #: Functions of one argument that cost no more than a pass.
 _CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isinf", "invert", "reciprocal"}

@@ -545,8 +545,7 @@ class Lift:
         return given
 
 
-# --- predictors of rows in terms of others: those that are the same numbers, written otherwise, are found by their
-# values ---
+# --- predictors of rows in terms of others: the same numbers, written otherwise, are found by their values ---
 #
 # The mean of an observation, and what PyTensor makes of its distance from the data, may be two predictors of a row,
 # which differ by an offset. Derivatives in the one mean something only where the other is gone.
@@ -944,9 +943,7 @@ def _merged(group: list[Rows]) -> Rows:
     return Rows(first.index, first.slots, data, value, sources=sources)
 
 
-# --- what a function of rows tells of its second derivatives before any is made: which are not 0, and that they exist
-# ---
-
+# --- what a function of rows tells of its second derivatives before any is made ---
 
 type VariablePairs = frozenset[tuple[Variable, Variable]]
 

@@ -138,9 +138,6 @@ def _compositions(total: int, k: int) -> Iterator[tuple[int, ...]]:
 
 # --- which rule of quadrature each row has: a level for each block of its directions, all in one number ---
 
-
-# --- expectations row by row ---
-
 #: Bits of a level.
 _BITS = 4
 
@@ -166,6 +163,8 @@ def by_code(codes: Levels) -> Iterator[tuple[int, Index | slice]]:
     for code in np.flatnonzero(np.bincount(codes)).tolist():
         yield code, np.flatnonzero(codes == code)
 
+
+# --- expectations row by row ---
 
 type Compiled = Callable[..., Sequence[Array]]
 

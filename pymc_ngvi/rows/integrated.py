@@ -36,8 +36,7 @@ from pymc_ngvi.rows.expectation import (
     unpacked,
 )
 
-# --- rows whose function is dear: polynomials in their only predictor stand for it where their Gaussian has its mass
-# ---
+# --- rows whose function is dear: polynomials in their only predictor stand for it where a Gaussian has its mass ---
 
 
 #: Half of the interval of a polynomial, in standard deviations; those that have to be inside; part of the interval

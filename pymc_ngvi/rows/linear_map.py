@@ -287,8 +287,6 @@ def paired_entries(starts: Ints, pair: Ints, most: int) -> tuple[Ints, Ints, Int
     return n, starts[i][number] + place // per_row, starts[j][number] + place % per_row
 
 
-# --- entries of covariances and precisions that rows ask for, at many values of what their predictors hang on ---
-
 # --- affine functions of one pattern at many values: products with all matrices, as with one block-diagonal matrix ---
 
 
@@ -408,6 +406,8 @@ class ManyMaps:
             result[:, sparsity.indices[here], at] = self.data[:, here]
         return self._without_sums(result)
 
+
+# --- entries of covariances and precisions that rows ask for, at many values of what their predictors hang on ---
 
 #: Products of two entries of X that covariances may be sums of, at most, at one value.
 _MOST_PRODUCTS = 20_000_000

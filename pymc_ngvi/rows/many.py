@@ -87,7 +87,7 @@ def priors_of(rows: RowFunction, at: Index) -> tuple[Array, Array, Array] | None
     return mean, sd, top + np.log(sd) + 0.5 * np.log(2.0 * np.pi)
 
 
-# --- which effects one row alone reads, and whether they can be integrated out; see `own_effects` ---
+# --- which effects one row alone reads, and whether they can be integrated out ---
 
 
 #: Part of the elements of a variable that rows are to read as their own: few do not pay for the further kind of rows.
@@ -500,14 +500,14 @@ def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:
     return quantiles(_NORMAL, z[2:-2], density[2:-2], np.maximum(areas * (spacing / 24.0), 1e-300))
 
 
-# Rows at many values in which effects that one row alone reads are integrated out; see `own_effects`, and `many`.
+# --- rows at many values in which effects that one row alone reads are integrated out ---
 
 
 @dataclass(frozen=True, eq=False)
 class _OwnEffects(Batch):
     """The effects of one group."""
 
-    #: Of their priors' predictors, and w; see `own_effects`; shape (n_effects,).
+    #: Of their priors' predictors, and w, as above; shape (n_effects,).
     mean: Array
     sd: Array
     ratio: Array

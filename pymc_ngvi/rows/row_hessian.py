@@ -240,8 +240,6 @@ def curvature_agrees(
     return not np.isfinite(apart) or abs(apart) <= _TOLERANCE * step**2 * size
 
 
-# --- the pattern of a Hessian that is a sum over rows: the coordinates that meet in a row ---
-
 # --- derivatives of rows, added up by predictor ---
 
 
@@ -263,6 +261,8 @@ class Scatter:
         sums = np.bincount(self._place, values, minlength=len(self._columns))
         return grad, sparse.csr_array((sums, self._columns, self._starts), shape=(self._n, self._n))
 
+
+# --- the pattern of a Hessian that is a sum over rows: the coordinates that meet in a row ---
 
 #: Entries that are held, at most.
 MOST_ENTRIES = 40_000_000

@@ -152,5 +152,5 @@ def test_many_draws_are_evaluated_in_parts(monkeypatch):
     density = density_of(crossed)
     theta = draws_of(density, 7)
     whole = matrix_at(density, theta)
-    monkeypatch.setattr("pymc_ngvi.rows.row_hessian._MOST_ELEMENTS", 2 * len(density.rows.linear_map.offset))
+    monkeypatch.setattr("pymc_ngvi.rows.row_hessian.AT_ONCE", 2 * len(density.rows.linear_map.offset))
     assert_allclose(matrix_at(density, theta).toarray(), whole.toarray(), rtol=1e-12)

@@ -49,7 +49,6 @@ from pytensor.graph import (
 from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.density.discrete.summing import Graphs
 from pymc_ngvi.graphs.rewrites import inline_inner_graphs
 
 #: Nodes up to which a log density is written out for each state.
@@ -215,8 +214,9 @@ def _n_states(node: Apply) -> int:
 
 # --- named of the conditionals of discrete variables, given the variables that depend on them ---
 
-#: Variables by name.
+#: Variables by name; inputs with outputs.
 type Named = dict[str, Variable]
+type Graphs = tuple[Named, Named]
 
 _SUMMED = (SummedStates, SummedChain)
 
