@@ -135,10 +135,8 @@ class ByRows:
                 compile_, backend = functions.compile_for_few, functions.backend
                 self._kept.reading = Reading(graphs.parts, graphs.theta, simplify, compile_)
                 return Expectations(self._kept.reading, compile_, backend)
-        if anew:
-            rows.retake()
-        elif not self._graphs.minibatches:
-            rows.refresh()
+        if anew or not self._graphs.minibatches:
+            rows.refresh(anew=anew)
         return rows
 
     def _what_is_missing(self, rows: Expectations) -> Refused | None:

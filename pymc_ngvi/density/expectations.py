@@ -21,7 +21,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.predictors import ROUNDING, Compile, JointPredictors, Reading
 from pymc_ngvi.rows.engines import engine_for
-from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, changed
+from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, changed, row_slices
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Seen, symmetric
 from pymc_ngvi.rows.many import ManyRows, priors_of
 from pymc_ngvi.rows.row_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian, RowGradient
@@ -70,27 +70,18 @@ class Expectations:
 
     def at(self, theta: Array) -> Array:
         """Return log p at points, (n_points,)."""
-        if not len(theta):
-            return np.empty(0)
-        at_once = max(1, STREAMED // max(len(self.terms.slope), 1))
-        if len(theta) > at_once:
-            parts = range(0, len(theta), at_once)
-            return np.concatenate([self.at(theta[start : start + at_once]) for start in parts])
-        eta = self.linear_map(theta)
-        total: Array = self.constant + eta @ self.terms.slope
-        for rows in self.functions:
-            total += rows.values([eta[:, at] for at in rows.index.T], slice(None)).sum(axis=1)
+        total = np.empty(len(theta))
+        for part in row_slices(len(theta), max(1, STREAMED // max(len(self.terms.slope), 1))):
+            eta = self.linear_map(theta[part])
+            total[part] = self.constant + eta @ self.terms.slope
+            for rows in self.functions:
+                total[part] += rows.values([eta[:, at] for at in rows.index.T], slice(None)).sum(axis=1)
         return total
 
-    def refresh(self) -> None:
-        """Take the data as they are now; `anchor` is needed where they have changed."""
-        if self.reading.refresh():
+    def refresh(self, *, anew: bool = False) -> None:
+        """Take the data as they are now, as a `Reading` does; `anchor` is needed where they have changed."""
+        if self.reading.refresh(anew=anew):
             self._take()
-
-    def retake(self) -> None:
-        """Take the data as they are now, and log p apart once more."""
-        self.reading.retake()
-        self._take()
 
     # --- in other coordinates ---
 
@@ -534,9 +525,7 @@ class RowTerms:
         """Return the term of the globals alone, (n,), at points (n, p)."""
         total: Array = self._constant + g @ self._slope_of_globals
         for kind in self._alone:
-            size = max(1, STREAMED // len(kind.owner))
-            for start in range(0, len(g), size):
-                part = slice(start, start + size)
+            for part in row_slices(len(g), max(1, STREAMED // len(kind.owner))):
                 total[part] += kind.values(g[part], None, 1)[:, 0].sum(axis=0)
         return total
 

@@ -294,7 +294,7 @@ class RowsGiven:
             self._of_data()
         else:
             is_narrow = self._narrowing is not None
-            self.reading.retake()
+            self.reading.refresh(anew=True)
             self._take()
             if is_narrow:
                 self.integrate_own()

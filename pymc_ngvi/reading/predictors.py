@@ -1309,15 +1309,18 @@ class Reading:
             self.terms: Terms = terms_of(self._inner.owner.inputs, self.predictors.vector, self._facts)
         self._data.take()
 
-    def refresh(self) -> bool:
-        """Take the data as they are now, the same elements of log p being rows as before; tell whether they changed.
+    def refresh(self, *, anew: bool = False) -> bool:
+        """Take the data as they are now; tell whether that was needed.
 
-        Where these are no rows any more, or others are, rows do not add up to log p.
+        The same elements of log p are rows as before: where these are no rows any more, or others are, rows do not add
+        up to log p. ``anew``, log p is taken apart once more, whatever has changed.
         """
-        if self._data.are_current():
+        if self._data.are_current() and not anew:
             return False
         self.predictors.refresh()
-        if not self._renew():
+        if anew:
+            self._facts.refresh()
+        if anew or not self._renew():
             self._take_apart()
         return True
 
@@ -1334,9 +1337,3 @@ class Reading:
         self.terms = terms
         self._data.take()
         return True
-
-    def retake(self) -> None:
-        """Take the data as they are now, and log p apart once more; raises as `refresh`."""
-        self.predictors.refresh()
-        self._facts.refresh()
-        self._take_apart()

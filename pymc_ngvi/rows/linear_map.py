@@ -14,7 +14,7 @@ from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.messages import TooDenseError
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
-from pymc_ngvi.core.sparsity import Dependence, Ints
+from pymc_ngvi.core.sparsity import Dependence, Ints, slices
 from pymc_ngvi.core.types import Array, Spread
 
 #: Share of the rows from which on a column is kept as a dense one.
@@ -131,8 +131,7 @@ class LinearMap:
                 else None
             )
             sign = 0.0 if weights is None else float(np.all(weights >= 0.0)) - float(np.all(weights <= 0.0))
-            for start in range(0, n, max(1, STREAMED // p)):
-                rows = slice(start, start + max(1, STREAMED // p))
+            for rows in slices(n, max(1, STREAMED // p)):
                 if weights is not None and sign:  # a matrix times its transpose takes half of the work
                     half = np.sqrt(np.abs(weights[rows]))[:, None] * self.dense[rows]
                     total += sign * (half.T @ half)
