@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,26 @@ def test_nothing_is_imported_in_a_circle():
 def test_imports_run_downwards():
     up = [f"{a} imports {b}" for a, found in arrows().items() for b in found if floor_of(b) > floor_of(a)]
     assert up == []
+
+
+def bound_in(tree):
+    """Return the names that statements at the top of a module bind."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            named = (n for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name))
+            yield from (n.id for n in named if isinstance(n.ctx, ast.Store))
+        elif isinstance(node, ast.TypeAlias):
+            yield node.name.id
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_name_is_bound_twice(name):
+    names = Counter(bound_in(ast.parse(MODULES[name].read_text(encoding="utf-8"))))
+    assert [n for n, times in names.items() if times > 1 and n != "_"] == []  # the second would be that of both
 
 
 def test_the_top_level_has_few_modules():
