@@ -268,7 +268,7 @@ class ByRows:
     @property
     def _derivatives(self) -> list[SecondDerivatives | None]:
         return self._of_terms(
-            "derivatives", lambda rows: [rows.engine.second_derivatives(part) for part in rows.terms.rows]
+            "derivatives", lambda rows: [rows.engine.derivatives(part, SecondDerivatives) for part in rows.terms.rows]
         )
 
     def _of_terms[T](self, name: str, make: Callable[[Expectations], T]) -> T:

@@ -24,7 +24,7 @@ from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, changed, row_slices
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Seen, symmetric
 from pymc_ngvi.rows.many import ManyRows, priors_of
-from pymc_ngvi.rows.row_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian, RowGradient
+from pymc_ngvi.rows.row_hessian import NO_PATTERNS, FirstDerivatives, Patterns, PredictorMeanHessian, RowGradient
 from pymc_ngvi.rows.separable import is_quadratic
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
@@ -205,7 +205,7 @@ class Pointwise:
         conditions = rows.reading.conditions
         if conditions is None:
             return None
-        found = [rows.engine.first_derivatives(kind) for kind in rows.terms.rows]
+        found = [rows.engine.derivatives(kind, FirstDerivatives) for kind in rows.terms.rows]
         known = [kind for kind in found if kind is not None]
         if len(known) < len(found):
             return None

@@ -31,7 +31,7 @@ from pymc_ngvi.rows.programs import (
     rewritten,
     separated,
 )
-from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
+from pymc_ngvi.rows.row_hessian import RowDerivatives
 
 #: Points at a time of a function that is more than arithmetic with numbers.
 _POINTS_AT_A_TIME = 32
@@ -235,29 +235,20 @@ class Engine:
                 self._functions[program] = OnNumPy(program)
         return self._functions[program]
 
-    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
-        """Return rows with their derivatives; None where they have an operation without one, or one not known here."""
-        found = self._derived(rows, 1)
-        return None if found is None else FirstDerivatives(*found)
+    def derivatives[D: RowDerivatives](self, rows: Rows, kind: type[D]) -> D | None:
+        """Return derivatives of rows, with predictors that all share first.
 
-    def second_derivatives(self, rows: Rows) -> SecondDerivatives | None:
-        """Return the second derivatives of rows; None as above."""
-        found = self._derived(rows, 2)
-        return None if found is None else SecondDerivatives(*found)
-
-    def _derived(
-        self, rows: Rows, order: int
-    ) -> tuple[Compiled, NDArray[np.int64], list[tuple[int, ...]], list[Array], int] | None:
-        """Return what `RowDerivatives` has, of rows with predictors that all share first."""
+        None where rows have an operation without one, or one that is not known here.
+        """
         if rows.is_whole:
             return None
         rows, n_shared = shared_first(rows)
         numbers, data = _data_of(rows)
         try:
-            program, by = derived(self._value(rows, n_shared, numbers), len(rows.slots), order)
+            program, by = derived(self._value(rows, n_shared, numbers), len(rows.slots), kind.order)
         except CannotFollow:
             return None
-        return self._function(program), rows.index, by, data, n_shared
+        return kind(self._function(program), rows.index, by, data, n_shared)
 
 
 def _given(program: RowProgram, numbers: Sequence[float | None]) -> RowProgram:

@@ -4,7 +4,7 @@ import functools
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -112,6 +112,7 @@ class PredictorMeanHessian(MeanHessian):
 class RowDerivatives:
     """Rows with their derivatives by their predictors, those alone that are not 0 everywhere."""
 
+    order: ClassVar[int]
     #: Returns the derivatives, at most (n_points, n_rows), from predictors and data; first ones come after the value.
     function: Compiled
     #: The predictors of each row; shape (n_rows, k).
@@ -130,6 +131,8 @@ class RowDerivatives:
 
 class FirstDerivatives(RowDerivatives):
     """The first derivatives of rows."""
+
+    order = 1
 
     @property
     def places(self) -> list[NDArray[np.int64]]:
@@ -187,6 +190,8 @@ _STEP, _TOLERANCE = 1e-14, 1e-3
 
 class SecondDerivatives(RowDerivatives):
     """The second derivatives of rows."""
+
+    order = 2
 
     def add(self, eta: Array, total: Array) -> None:
         """Add the sums over draws to a total, (n_pairs, n_rows); ``eta`` is (n_draws, n_predictors)."""

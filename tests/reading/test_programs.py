@@ -21,6 +21,7 @@ from pymc_ngvi.rows import programs as operations
 from pymc_ngvi.rows.engines import ENGINES, Engine, OnJax
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
 from pymc_ngvi.rows.programs import OPERATIONS, CannotFollow, OnNumPy, Writer, separated
+from pymc_ngvi.rows.row_hessian import SecondDerivatives
 
 ANY = np.array([-3.7, -1.2, -0.4, 0.3, 0.9, 2.6, 4.1])
 POSITIVE = np.array([0.05, 0.4, 0.9, 1.7, 3.2, 8.5, 40.0])
@@ -250,7 +251,7 @@ def test_rows_that_are_not_known_are_left_to_pytensor():
     theta = 0.3 * np.random.default_rng(3).standard_normal((5, 4))
     assert_allclose(rows.at(theta), density.logp(theta), rtol=1e-10)
     [kind] = rows.terms.rows
-    assert rows.engine.second_derivatives(kind) is None
+    assert rows.engine.derivatives(kind, SecondDerivatives) is None
     step = 1e-5
     slopes = [density.logp_grad(theta + sign * step)[1] for sign in (1.0, -1.0)]
     expected = (slopes[0] - slopes[1]).mean(axis=0) / (2.0 * step)
