@@ -363,22 +363,25 @@ class ModelDensity(ABC):
 # --- the log density of a PyMC model on one flat unconstrained vector ---
 
 
-def _named(backend: str) -> str:
-    return "quick" if backend == "auto" else backend
+def checked_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> str:
+    """Return the backend in use, "given mode" where the user gave a mode.
 
-
-def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> None:
-    """Raise ValueError for an unknown backend, and for one beside a mode; ImportError for one that is not installed."""
+    Raise ValueError for one that is not known, and for one beside a mode; ImportError for one that is not installed.
+    """
     known = dict.fromkeys((*BACKENDS, *ENGINES))
     if backend not in known:
         raise ValueError(f"backend should be one of {', '.join(map(repr, known))}; got {backend!r}.")
-    if backend != "auto" and compile_kwargs and "mode" in compile_kwargs:
+    options = compile_kwargs or {}
+    if backend != "auto" and "mode" in options:
         raise ValueError(
-            f"backend={backend!r} and compile_kwargs['mode']={compile_kwargs['mode']!r} both choose how to compile; "
+            f"backend={backend!r} and compile_kwargs['mode']={options['mode']!r} both choose how to compile; "
             "give one of them."
         )
     if backend == "jax":
         check_installed()
+    if "mode" in options:
+        return "given mode"
+    return "quick" if backend == "auto" else backend
 
 
 #: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
@@ -459,8 +462,7 @@ class LogDensity(ModelDensity):
         factors: Callable[[pm.Model], Sequence[Factor]] | None = None,
         checks_derivatives: bool = True,
     ) -> None:
-        check_backend(backend, compile_kwargs)
-        backend = _named(backend)
+        backend = checked_backend(backend, compile_kwargs)
         check_model(model)
         self._state = ModelState.of(model)
         self.factors_from = factors
@@ -476,12 +478,9 @@ class LogDensity(ModelDensity):
         find_point, made = initial_point_function(model), (factors or factors_of)(model)
         with without_c():
             self._take(model, find_point())
-        given = bool(compile_kwargs and "mode" in compile_kwargs)
-        self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend == "quick" and not given)
+        self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend == "quick")
         self.minibatches = self.graphs.minibatches
-        self.functions = Functions(
-            model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large
-        )
+        self.functions = Functions(model, backend, compile_kwargs, is_large=self.graphs.is_large)
         self.functions.made["initial point"] = find_point
         self.by_rows, self._n_by_rows = ByRows(self.graphs, self.functions, self.start), 0
         if checks_derivatives and self.graphs.forward is None and self._pointwise is None:
@@ -510,9 +509,7 @@ class LogDensity(ModelDensity):
             Where a new object is needed: for another backend; after a change of the model, or of the shapes of the
             data; where the model reads minibatches.
         """
-        check_backend(backend, compile_kwargs)
-        given = bool(compile_kwargs and "mode" in compile_kwargs)
-        other_backend = self.backend != ("given mode" if given else _named(backend))
+        other_backend = self.backend != checked_backend(backend, compile_kwargs)
         if other_backend or not same_options(compile_kwargs, self.functions.compile_kwargs):
             raise CannotReuse("other options of the compilation were given")
         if self.has_minibatch:
