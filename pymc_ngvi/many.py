@@ -37,7 +37,7 @@ from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.core.verdict import Word
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.info import DataSnapshot, Simulated, quoted, simulate, with_data_for, without_casts
+from pymc_ngvi.density.info import DataSnapshot, Simulated, data_in, quoted, simulate, with_data_for, without_casts
 from pymc_ngvi.density.shards import Advice, BrokenExecutorError, Cluster, Lost, client_of
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
 from pymc_ngvi.fitting.progress import SharedContext, console_for, one_thread
@@ -89,7 +89,7 @@ class Slots:
     def of(cls, model: pm.Model, entry: Entry) -> "Slots":
         """Return the places for entries that have the names of the first one."""
         _check_is_dict(entry)
-        data = {v.name for v in model.data_vars if hasattr(v, "get_value")}
+        data = data_in(model).keys()
         observed = {rv.name: model.rvs_to_values[rv] for rv in model.observed_RVs}
         dims = frozenset(name for name in entry if name in model.coords and name not in data | observed.keys())
         names, constant = {}, []

@@ -1,5 +1,6 @@
 """What can't be had for a model or a fit, and why: a code and a sentence; and what messages share."""
 
+import logging
 import os
 import re
 
@@ -15,6 +16,9 @@ import pymc.variational
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 #: Warnings point at the first caller outside these folders.
 OURS = tuple(os.path.join(folder, "") for folder in (_PACKAGE, os.path.dirname(pymc.variational.__file__)))
+
+#: A child of PyMC's logger, which has the handler.
+logger = logging.getLogger("pymc.ngvi")
 
 
 def suggestion(name: object, valid: Iterable[str], also_called: Mapping[str, str] | None = None) -> str:

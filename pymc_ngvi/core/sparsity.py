@@ -71,9 +71,9 @@ class Dependence:
         check_entries(int(np.diff(self.sets.indptr)[chosen.indices].sum(dtype=np.int64)))
         return Dependence(_with_empty(chosen @ self.sets), inverse.reshape(shape) + 1)
 
-    def multiplied(self, matrix: "RowKinds") -> "Dependence":
-        """Return the dependence of ``matrix @ array`` for an array of shape (..., n, m): (..., n_rows, m)."""
-        by_row = np.moveaxis(self.index, -2, 0)
+    def multiplied(self, matrix: "RowKinds", axis: int) -> "Dependence":
+        """Return the dependence of products of a matrix with an array along an axis."""
+        by_row = np.moveaxis(self.index, axis, 0)
         flat = by_row.reshape(len(by_row), -1)
         n_kinds, m = matrix.rows.shape[0], flat.shape[1]
         entries = matrix.rows.tocoo()
@@ -82,11 +82,7 @@ class Dependence:
         where = entries.coords[0][:, None].astype(np.int64) * m + np.arange(m)
         made = Dependence(self.sets, flat[entries.coords[1]]).collected(where, (n_kinds, m))
         index = made.index[matrix.kind].reshape(-1, *by_row.shape[1:])
-        return Dependence(made.sets, np.moveaxis(index, 0, -2))
-
-    def transposed(self) -> "Dependence":
-        """Exchange the last two axes."""
-        return Dependence(self.sets, self.index.swapaxes(-1, -2))
+        return Dependence(made.sets, np.moveaxis(index, 0, axis))
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,14 +115,11 @@ class RowKinds:
         n_parts, part = csgraph.connected_components(sparse.csr_array(np.asarray(matrix) != 0), directed=False)
         return cls(_ones(part, np.arange(len(part)), (n_parts, len(part))), part.astype(np.int64))
 
-    def met(self, used: Bools) -> Bools:
-        """Return which rows of an array, (n_columns, m), the used elements of ``matrix @ array`` contain."""
-        by_row = np.moveaxis(used, -2, 0)
-        flat = by_row.reshape(len(by_row), -1)
-        n_rows = len(self.kind)
-        of_kind = _ones(self.kind, np.arange(n_rows), (self.rows.shape[0], n_rows)) @ flat
-        met: Bools = self.rows.T @ of_kind
-        return np.moveaxis(met.reshape(-1, *by_row.shape[1:]), 0, -2)
+    @classmethod
+    def up_to(cls, n: int) -> "RowKinds":
+        """Return those of a lower triangle of ones: of sums of all elements up to each."""
+        check_entries(n * (n + 1) // 2)
+        return cls(sparse.csr_array(np.tri(n, dtype=bool)), np.arange(n))
 
 
 def union(parts: Sequence[Dependence], shape: tuple[int, ...]) -> Dependence:

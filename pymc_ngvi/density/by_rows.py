@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import logging
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.messages import NotApart, Reason, Refused, RowsGivenUp
+from pymc_ngvi.core.messages import NotApart, Reason, Refused, RowsGivenUp, logger
 from pymc_ngvi.core.pattern import Pattern, SummedPattern, is_dense
 from pymc_ngvi.core.sparsity import Dependence, Ints
 from pymc_ngvi.core.types import Array, RowRules, Spread
@@ -46,8 +45,6 @@ TOO_LARGE = "a recursion is written out in the graph"
 #: Of rows that are given up.
 NOT_LOG_P = "the rows are not all of log p"
 _MINIBATCHES = "the data are minibatches"
-
-logger = logging.getLogger("pymc.ngvi")
 
 
 class ByRows:
@@ -138,10 +135,8 @@ class ByRows:
                 compile_, backend = functions.compile_for_few, functions.backend
                 self._kept.reading = Reading(graphs.parts, graphs.theta, simplify, compile_)
                 return Expectations(self._kept.reading, compile_, backend)
-        if anew:
-            rows.retake()
-        elif not self._graphs.minibatches:
-            rows.refresh()
+        if anew or not self._graphs.minibatches:
+            rows.refresh(anew=anew)
         return rows
 
     def _what_is_missing(self, rows: Expectations) -> Refused | None:
@@ -262,7 +257,7 @@ class ByRows:
         eta, covariances = rows.linear_map(point[None]), rows.seen(q).covariances
         narrow = Seen(eta, [_NARROW**2 * of_pairs for of_pairs in covariances])
         coarsest = RowRules(np.zeros(rows.n_rows, dtype=np.int16), np.zeros(rows.n_rows, dtype=np.float32))
-        return cast(PredictorMeanHessian, rows.under_seen(narrow, self, coarsest).hessian)
+        return cast(PredictorMeanHessian, rows.under(narrow, self, coarsest).hessian)
 
     @property
     def _rows(self) -> Expectations:
@@ -273,7 +268,7 @@ class ByRows:
     @property
     def _derivatives(self) -> list[SecondDerivatives | None]:
         return self._of_terms(
-            "derivatives", lambda rows: [rows.engine.second_derivatives(part) for part in rows.terms.rows]
+            "derivatives", lambda rows: [rows.engine.derivatives(part, SecondDerivatives) for part in rows.terms.rows]
         )
 
     def _of_terms[T](self, name: str, make: Callable[[Expectations], T]) -> T:

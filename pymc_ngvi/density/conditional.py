@@ -31,7 +31,8 @@ from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.loops import vectorised
-from pymc_ngvi.reading.predictors import ROUNDING, logp_of
+from pymc_ngvi.ops.elements import Facts
+from pymc_ngvi.reading.predictors import Dependences, logp_of
 
 # --- guides of group effects other than log p itself: the prior alone, and a quadratic one from the data [1]_ ---
 #
@@ -135,27 +136,19 @@ def _in_order(parameter: Variable, rv: Variable) -> Variable:
 def _groups(
     density: LogDensity, structure: Partition, etas: list[Variable], shapes: list[tuple[int, ...]]
 ) -> list[NDArray[np.intp]]:
-    """Return the block that each element of some predictors depends on, -1 for none.
-
-    Blocks are numbered in binary, and one evaluation moves all blocks whose number has a certain digit.
-    """
-    if not etas:
-        return []
-    etas = [pt.broadcast_to(eta, shape) for eta, shape in zip(etas, shapes, strict=True)]
-    function = pytensor.function([density.graphs.theta], etas, mode=quick_mode(), on_unused_input="ignore")
-    rng = np.random.default_rng(0)
-    local = structure.order[: structure.n_local]
-    block = np.repeat(np.arange(len(structure.sizes)), structure.sizes) + 1
-    point = density.initial_point() + 0.1 * rng.standard_normal(structure.n_dim)
-    before = function(point)
-    numbers = [np.zeros(shape, dtype=np.intp) for shape in shapes]
-    for digit in range(int(block.max()).bit_length()):
-        moved = point.copy()
-        among = local[(block >> digit) & 1 == 1]
-        moved[among] += 0.5 + rng.random(len(among))
-        for number, a, b in zip(numbers, before, function(moved), strict=True):
-            number += (np.abs(b - a) > ROUNDING * (1.0 + np.abs(a))).astype(np.intp) << digit
-    return [number - 1 for number in numbers]
+    """Return the block that each element of some predictors depends on, -1 for none; the last, of several."""
+    theta, etas = density.graphs.theta, density.graphs.simplify(etas) if etas else []
+    facts = Facts(pt.add(pt.constant(0.0), *[eta.sum() for eta in etas]), theta)
+    dependences, block = Dependences(facts, theta), np.full(structure.n_dim, -1)
+    block[structure.order[: structure.n_local]] = np.repeat(np.arange(len(structure.sizes)), structure.sizes)
+    result = [np.full(shape, -1) for shape in shapes]
+    for numbers, eta in zip(result, etas, strict=True):
+        if facts.is_active(eta):
+            depends = dependences.of(eta)
+            sets, of_set = depends.sets, np.full(depends.sets.shape[0], -1)
+            np.maximum.at(of_set, np.repeat(np.arange(len(of_set)), np.diff(sets.indptr)), block[sets.indices])
+            numbers[...] = of_set[depends.index]
+    return result
 
 
 # --- expansions -------------------------------------------------------------------------------------------------------
@@ -202,7 +195,7 @@ class GuideFunctions:
     """
 
     def __init__(
-        self, density: LogDensity, structure: Partition, guide: Variable | None = None, order: int = 3
+        self, density: LogDensity, structure: Partition, guide: Variable | None = None, *, third: bool = True
     ) -> None:
         self.density, self.is_exact = density, guide is None
         self._functions: dict[str, Function] = {}
@@ -224,7 +217,7 @@ class GuideFunctions:
             [product] = simplify([graph.hessian_product(slopes, inner, right)])
             #: Of each function, its results, local parts first; those of the border where they are asked for.
             self._graphs = {"slopes": [[slopes], [product]]}
-            if order == 3:
+            if third:
                 for name, cost in (("through", (slopes * right).sum()), ("third", (product * left).sum())):
                     self._graphs[name] = [simplify([graph.gradient(cost, by) for by in (inner, border)])]
 

@@ -2,7 +2,6 @@
 
 import math
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +15,10 @@ from scipy import sparse
 
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.density.info import Values, unconstrained_variables
 from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.density.over_draws import OnDraws as OnDraws
-from pymc_ngvi.density.over_draws import known_at_draws
+from pymc_ngvi.density.over_draws import at_known
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
@@ -26,39 +26,18 @@ from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.rows.linear_map import LinearMap
 
 
-class FunctionsAtDraws(ABC):
-    """Evaluates functions of the value variables of a model at unconstrained draws, by `OnDraws`.
+def on_draws(model: pm.Model, layout: Layout, outputs: list[Variable]) -> OnDraws:
+    """Return what evaluates functions of the value variables of a model at unconstrained draws.
 
-    What evaluates them is made at the first call and reads the model's shared data when it is called, so that it
-    follows ``pm.set_data``. Where they draw random numbers, draws are evaluated one by one.
+    It reads the model's shared data when it is called, so that it follows ``pm.set_data``. Where functions draw random
+    numbers, draws are evaluated one by one.
     """
-
-    model: pm.Model
-    layout: Layout
-    _function: OnDraws | None = None
-
-    @abstractmethod
-    def _outputs(self) -> list[Variable]:
-        """Return the functions, of the value variables."""
-
-    def compiled(self) -> OnDraws:
-        """Return what evaluates them: made once."""
-        if self._function is None:
-            with without_c():
-                theta = graph.flat_input(self.layout)
-                outputs = graph.on_flat_vector(self.model, self.layout, self._outputs(), theta)
-                outputs = graph.simplify(outputs, check_bounds=self.model.check_bounds)
-                # Vectorised, a random number that does not depend on theta would be the same in every draw.
-                draws_random_numbers = has_op(outputs, RNGConsumerOp)
-                self._function = OnDraws(self.model, theta, outputs, one_by_one=draws_random_numbers)
-        return self._function
-
-    def evaluate(self, theta: Array, random_seed: int | None = None) -> list[AnyArray]:
-        """Return the functions at draws, (n_draws, n_dim), each with an axis of draws in front."""
-        function = self.compiled()
-        if random_seed is not None:
-            function.reseed(random_seed)
-        return function(theta)
+    with without_c():
+        theta = graph.flat_input(layout)
+        outputs = graph.on_flat_vector(model, layout, outputs, theta)
+        outputs = graph.simplify(outputs, check_bounds=model.check_bounds)
+        # Vectorised, a random number that does not depend on theta would be the same in every draw.
+        return OnDraws(model, theta, outputs, one_by_one=has_op(outputs, RNGConsumerOp))
 
 
 def unconstrained(
@@ -71,14 +50,10 @@ def unconstrained(
     model, layout = density.model, density.layout
     known = {rv: np.asarray(values[rv.name], dtype=np.float64) for rv in model.free_RVs if rv.name in values}
     n = len(next(iter(known.values())))
-    with without_c():
-        flat, parts, draws = known_at_draws(known, n)
-        outputs = []
-        for name in names:
-            rv, transform = model[name], model.rvs_to_transforms[model[name]]
-            outputs.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
-        outputs = graph.simplify(graph_replace(outputs, parts, strict=False), check_bounds=model.check_bounds)
-        made = OnDraws(model, flat, outputs)(draws)
+    function, draws = at_known(
+        model, known, n, lambda parts: graph_replace(unconstrained_variables(model, names), parts, strict=False)
+    )
+    made = function(draws)
     result = np.full((n, layout.n_dim), np.nan) if theta is None else theta.copy()
     for variable in layout.variables:
         if variable.name in names:
@@ -86,24 +61,16 @@ def unconstrained(
     return result
 
 
-# --- sums of the log densities of some variables of a model, at draws: of priors, of likelihoods, and their changes
-# ---
+# --- sums of the log densities of some variables of a model, at draws: priors, likelihoods, and their changes ---
 
 
-class TermSums(FunctionsAtDraws):
-    """Sums of terms of log p at unconstrained draws."""
-
-    def __init__(self, model: pm.Model, layout: Layout, make: Callable[[], list[Variable]]) -> None:
-        self.model, self.layout, self._make = model, layout, make
-
-    def _outputs(self) -> list[Variable]:
-        return [term.sum() for term in self._make()]
-
-    def __call__(self, theta: Array) -> Array:
-        """Return the sum of all terms, (n_draws,), at draws (n_draws, n_dim)."""
-        theta = np.ascontiguousarray(theta, dtype=np.float64)
-        with np.errstate(invalid="ignore"):  # of terms that are infinite
-            return np.sum(self.evaluate(theta), axis=0, dtype=np.float64) + np.zeros(len(theta))
+def term_sums(model: pm.Model, layout: Layout, make: Callable[[], list[Variable]], theta: Array) -> Array:
+    """Return sums of terms of log p, (n_draws,), at unconstrained draws, (n_draws, n_dim)."""
+    with without_c():
+        function = on_draws(model, layout, [term.sum() for term in make()])
+    with np.errstate(invalid="ignore"):  # of terms that are infinite
+        sums = function(np.ascontiguousarray(theta, dtype=np.float64))
+        return np.sum(sums, axis=0, dtype=np.float64) + np.zeros(len(theta))
 
 
 def log_densities(model: pm.Model, names: Sequence[str], *, jacobian: bool = False) -> list[Variable]:
@@ -113,10 +80,7 @@ def log_densities(model: pm.Model, names: Sequence[str], *, jacobian: bool = Fal
     return model.logp(vars=[model[name] for name in names], jacobian=jacobian, sum=False)
 
 
-Values = dict[str, AnyArray]
-
-
-class Constrainer(FunctionsAtDraws):
+class Constrainer:
     """Evaluates free variables on their constrained scale, and Deterministics, at unconstrained draws.
 
     Notes
@@ -133,6 +97,7 @@ class Constrainer(FunctionsAtDraws):
         self._deterministics = deterministics
         self._left_out = {d.name for d in self.model.deterministics} - {d.name for d in density.deterministics}
         self.names = names
+        self._function: OnDraws | None = None
 
     @classmethod
     def of(
@@ -146,7 +111,7 @@ class Constrainer(FunctionsAtDraws):
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled function is made again when it is needed."""
-        return {name: value for name, value in self.__dict__.items() if name != "_function"}
+        return {**self.__dict__, "_function": None}
 
     def __call__(self, theta: Array, *, random_seed: int | None = None) -> Values:
         """Evaluate all variables at draws."""
@@ -156,7 +121,10 @@ class Constrainer(FunctionsAtDraws):
             v.name: flat[v.name].astype(v.type.dtype, copy=False) for v in value_vars if self._is_wanted(v.name)
         }
         if self.computed:
-            for name, value in zip(self.computed, self.evaluate(theta, random_seed), strict=True):
+            function = self._compiled()
+            if random_seed is not None:
+                function.reseed(random_seed)
+            for name, value in zip(self.computed, function(theta), strict=True):
                 # A float32 model gives float32 draws, like PyMC.
                 values[name] = value.astype(self.model[name].type.dtype, copy=False)
         return values
@@ -164,7 +132,7 @@ class Constrainer(FunctionsAtDraws):
     @property
     def seconds(self) -> float:
         """Estimated time of one draw, from the graph and the sizes of the data alone."""
-        return self.compiled().seconds if self.computed else 0.0
+        return self._compiled().seconds if self.computed else 0.0
 
     def _fitted(self) -> list[Variable]:
         """Return the free variables, but for those that were added to the model after the fit, to be predicted."""
@@ -189,10 +157,13 @@ class Constrainer(FunctionsAtDraws):
     def _is_wanted(self, name: str) -> bool:
         return self.names is None or name in self.names
 
-    def _outputs(self) -> list[Variable]:
-        model = self.model
-        outputs = model.replace_rvs_by_values([model[name] for name in self.computed])
-        return self._minibatches.hold(outputs)
+    def _compiled(self) -> OnDraws:
+        """Return what evaluates what is computed: made once."""
+        if self._function is None:
+            with without_c():
+                outputs = self.model.replace_rvs_by_values([self.model[name] for name in self.computed])
+                self._function = on_draws(self.model, self.layout, self._minibatches.hold(outputs))
+        return self._function
 
 
 # --- what people look at beside coordinates: Deterministics, linear predictors, and their sums ---

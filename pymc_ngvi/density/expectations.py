@@ -21,10 +21,11 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.predictors import ROUNDING, Compile, JointPredictors, Reading
 from pymc_ngvi.rows.engines import engine_for
-from pymc_ngvi.rows.expectation import Compiled, RowFunction, changed
-from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Seen
-from pymc_ngvi.rows.many import ManyRows
-from pymc_ngvi.rows.row_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian, RowGradient
+from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, changed, row_slices
+from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Seen, symmetric
+from pymc_ngvi.rows.many import ManyRows, priors_of
+from pymc_ngvi.rows.row_hessian import NO_PATTERNS, FirstDerivatives, Patterns, PredictorMeanHessian, RowGradient
+from pymc_ngvi.rows.separable import is_quadratic
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
 #: that is more; the least for a row.
@@ -69,29 +70,18 @@ class Expectations:
 
     def at(self, theta: Array) -> Array:
         """Return log p at points, (n_points,)."""
-        if not len(theta):
-            return np.empty(0)
-        at_once = max(1, STREAMED // max(len(self.terms.slope), 1))
-        if len(theta) > at_once:
-            parts = range(0, len(theta), at_once)
-            return np.concatenate([self.at(theta[start : start + at_once]) for start in parts])
-        eta = self.linear_map(theta)
-        total: Array = self.constant + eta @ self.terms.slope
-        for rows in self.functions:
-            total += rows.values([eta[:, at] for at in rows.index.T], slice(None)).sum(axis=1)
+        total = np.empty(len(theta))
+        for part in row_slices(len(theta), max(1, STREAMED // max(len(self.terms.slope), 1))):
+            eta = self.linear_map(theta[part])
+            total[part] = self.constant + eta @ self.terms.slope
+            for rows in self.functions:
+                total[part] += rows.values([eta[:, at] for at in rows.index.T], slice(None)).sum(axis=1)
         return total
 
-    def refresh(self) -> bool:
-        """Take the data as they are now; tell whether they have changed, so that `anchor` is needed; see `Reading`."""
-        if not self.reading.refresh():
-            return False
-        self._take()
-        return True
-
-    def retake(self) -> None:
-        """Take the data as they are now, and log p apart once more."""
-        self.reading.retake()
-        self._take()
+    def refresh(self, *, anew: bool = False) -> None:
+        """Take the data as they are now, as a `Reading` does; `anchor` is needed where they have changed."""
+        if self.reading.refresh(anew=anew):
+            self._take()
 
     # --- in other coordinates ---
 
@@ -120,9 +110,8 @@ class Expectations:
         """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
         #: The predictors as functions of theta.
         self.linear_map = linear
-        pairs = [rows.index[:, [a, b]] for rows in self.functions for a in range(rows.k) for b in range(a + 1)]
         maps, slope = ManyMaps.of(linear), self.terms.slope[None]
-        entries = Entries(maps.sparsity, maps.columns, pairs)
+        entries = Entries(maps.sparsity, maps.columns, [rows.index for rows in self.functions])
         self._many = ManyRows(maps, entries, self.functions, slope, np.zeros(1), self.tolerance)
 
     @property
@@ -148,35 +137,22 @@ class Expectations:
         values = self.linear_map.covariances(q, many.entries.rows, many.entries.cols)
         return Seen(eta, many.at.covariances(values[None]))
 
-    def under(
-        self,
-        q: Spread,
-        entries: Patterns = NO_PATTERNS,
-        rules: RowRules | None = None,
-        *,
-        adapt: bool = False,
-        least: float = -np.inf,
-        seen: Seen | None = None,
-    ) -> Expectation:
-        """Return expectations under a Gaussian."""
-        seen = self.seen(q) if seen is None else seen
-        return self.under_seen(seen, entries, rules, adapt=adapt, least=least)
-
     # Densities overflow far from the mode: the caller sees what is not finite.
     @np.errstate(all="ignore")
-    def under_seen(
+    def under(
         self,
-        seen: Seen,
+        q: Spread | Seen,
         entries: Patterns = NO_PATTERNS,
         rules: RowRules | None = None,
         *,
         adapt: bool = False,
         least: float = -np.inf,
     ) -> Expectation:
-        """Return expectations where the predictors are distributed so; see `under`, and `PredictorMeanHessian`."""
+        """Return expectations under a Gaussian, or what rows see of one; see `PredictorMeanHessian`."""
+        seen = q if isinstance(q, Seen) else self.seen(q)
         linear, fixed = self.linear_map, self.constant + float(self.terms.slope @ seen.mean[0])
         kinds = self._many.taken(seen, None if rules is None else RowRules.stacked([rules]))
-        if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
+        if (rules is None or adapt) and not fixed + sum(kind.values.sum() for kind in kinds) < least:
             for kind in kinds:
                 kind.choose(self.tolerance)
         grad, matrix = self._many.scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
@@ -184,8 +160,8 @@ class Expectations:
         if kinds and all(rows.n_bends for rows in self.functions):
             bends = Bends(*map(np.concatenate, zip(*[kind.bends() for kind in kinds], strict=True)))
         return Expectation(
-            fixed + sum(kind.value for kind in kinds),
-            sum(kind.error for kind in kinds),
+            fixed + float(sum(kind.values.sum() for kind in kinds)),
+            float(sum(kind.errors.sum() for kind in kinds)),
             slope,
             PredictorMeanHessian(linear, matrix, entries),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
@@ -197,12 +173,8 @@ class Expectations:
         """Tell whether rows are wider, or much narrower, than those that rules were chosen for."""
         now, covariances = [], iter(seen.covariances)
         for rows in self.functions:
-            widest = np.zeros(len(rows.index))
-            for a in range(rows.k):
-                for b in range(a + 1):
-                    [cov] = next(covariances)
-                    widest = np.maximum(widest, cov) if a == b else widest
-            now.append(np.sqrt(widest).astype(np.float32))
+            variances = symmetric(covariances, rows.k).diagonal(axis1=1, axis2=2)
+            now.append(np.sqrt(variances.max(axis=1)).astype(np.float32))
         wider, narrower = changed(rules.level, rules.sd, np.concatenate(now))
         return bool(wider.any() or narrower.any())
 
@@ -233,7 +205,7 @@ class Pointwise:
         conditions = rows.reading.conditions
         if conditions is None:
             return None
-        found = [rows.engine.first_derivatives(kind) for kind in rows.terms.rows]
+        found = [rows.engine.derivatives(kind, FirstDerivatives) for kind in rows.terms.rows]
         known = [kind for kind in found if kind is not None]
         if len(known) < len(found):
             return None
@@ -271,8 +243,6 @@ def _compiled(conditions: list[Variable], predictors: Variable, compile_: Compil
 _FEWEST, _PART = 100, 0.5
 #: Part of the largest direction below which one counts as none.
 _RANK = 1e-10
-#: Points at which a row is looked at, whether it is a parabola.
-_POINTS = np.array([0.0, 1.0, -1.0, 2.5, -7.0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,12 +265,6 @@ class RowSpace:
     def n_dim(self) -> int:
         """Number of coordinates."""
         return len(self.kept) + int(self.basis.shape[1])
-
-    @property
-    def constant(self) -> float:
-        """What has to be added to log p where nothing is perpendicular: that integrated out, in units of the priors."""
-        n_out = len(self.normal) - self.basis.shape[1]
-        return float(np.sum(np.log(self.sd)) + 0.5 * n_out * np.log(2.0 * np.pi))
 
     def to_theta(self, z: Array) -> Array:
         """Return theta, (n, n_theta), at points, (n, n_dim), with nothing perpendicular."""
@@ -364,62 +328,36 @@ def seen_from_rows(rows: Expectations) -> SeenFromRows | None:
     offset = linear.offset[used] + matrix[:, coordinates] @ mean
     nothing = sparse.csr_array((len(used), space.n_dim))
     inner = LinearMap(offset, np.ascontiguousarray(reduced), np.arange(space.n_dim), nothing)
-    return SeenFromRows(space, rows.on(inner, used, value + space.constant))
+    # Priors are standard normals in the directions of the basis; what is perpendicular is integrated out.
+    return SeenFromRows(space, rows.on(inner, used, value - 0.5 * basis.shape[1] * np.log(2.0 * np.pi)))
 
 
 def _fixed_normals(rows: Expectations) -> tuple[NDArray[np.intp], NDArray[np.intp], Array, Array, float]:
-    """Return coordinates with fixed normal priors, the predictors that these are, mean, sd, and log p at the means."""
-    linear = rows.linear_map.plain
-    single, coordinate, factor = _single(linear)
-    times = rows.times_used()
+    """Return coordinates with fixed normal priors, their predictors, means, sds, and the log of what priors come to."""
+    linear, times = rows.linear_map.plain, rows.times_used()
+    n_entries = np.diff(linear.rest.indptr) + np.count_nonzero(linear.dense, axis=1)
+    # Of a predictor of one coordinate, x times its factor: with x = 1, and with x the number of the coordinate.
+    factor, number = linear.times(np.stack([np.ones(linear.n_dim), np.arange(linear.n_dim)]))
     parts = []
     for function in rows.functions:
-        if function.k != 1:
-            continue
         at = function.index[:, 0]
-        inner = np.flatnonzero(single[at] & (times[at] == 1))
-        if not len(inner):
+        inner = np.flatnonzero((n_entries[at] == 1) & (times[at] == 1))
+        if function.k > 1 or not len(inner) or not is_quadratic(function):
             continue
-        values = function.values([np.repeat(_POINTS[:, None], len(at), axis=1)], slice(None))[:, inner]
-        top, curvature, height, is_normal = _parabola(values)
-        here = at[inner[is_normal]]
-        sd = 1.0 / (np.sqrt(-curvature[is_normal]) * np.abs(factor[here]))
-        mean = (top[is_normal] - linear.offset[here]) / factor[here]
-        parts.append((coordinate[here], here, mean, sd, height[is_normal]))
+        if (found := priors_of(function, inner)) is not None:
+            eta, sd, total = found
+            here, own = at[inner], factor[at[inner]]
+            coordinates = np.rint(number[here] / own).astype(np.intp)
+            mean, sd = (eta - linear.offset[here]) / own, sd / np.abs(own)
+            parts.append((coordinates, here, mean, sd, total - np.log(np.abs(own))))
     if not parts:
         return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp), np.empty(0), np.empty(0), 0.0
-    coordinates, at, mean, sd, height = (np.concatenate(part) for part in zip(*parts, strict=True))
+    coordinates, at, mean, sd, total = (np.concatenate(part) for part in zip(*parts, strict=True))
     # A coordinate with two priors keeps both.
     _, place, counts = np.unique(coordinates, return_inverse=True, return_counts=True)
     one = np.flatnonzero(counts[place] == 1)
     one = one[np.argsort(coordinates[one])]
-    return coordinates[one], at[one], mean[one], sd[one], float(height[one].sum())
-
-
-def _parabola(values: Array) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    """Return top, curvature and height of the parabolas through values, (5, n), and which of them are concave ones."""
-    with np.errstate(all="ignore"):
-        slope, curvature = 0.5 * (values[1] - values[2]), values[1] + values[2] - 2.0 * values[0]
-        expected = values[0] + np.multiply.outer(_POINTS, slope) + 0.5 * np.multiply.outer(_POINTS**2, curvature)
-        size = np.abs(values).max(axis=0)
-        fits = np.abs(values - expected).max(axis=0) <= ROUNDING * (1.0 + size)
-        top = -slope / curvature
-        return top, curvature, values[0] + 0.5 * slope * top, fits & (curvature < -ROUNDING * (1.0 + size))
-
-
-def _single(linear: LinearMap) -> tuple[NDArray[np.bool_], NDArray[np.intp], Array]:
-    """Return which predictors have one coordinate only, which that is, and its factor."""
-    rest = linear.rest
-    n_entries = np.diff(rest.indptr) + np.count_nonzero(linear.dense, axis=1)
-    single = n_entries == 1
-    coordinate, factor = np.zeros(len(single), dtype=np.intp), np.ones(len(single))
-    of_rest = np.flatnonzero(single & (np.diff(rest.indptr) == 1))
-    coordinate[of_rest], factor[of_rest] = rest.indices[rest.indptr[of_rest]], rest.data[rest.indptr[of_rest]]
-    of_dense = np.flatnonzero(single & (np.diff(rest.indptr) == 0))
-    if len(of_dense):
-        column = np.argmax(linear.dense[of_dense] != 0.0, axis=1)
-        coordinate[of_dense], factor[of_dense] = linear.columns[column], linear.dense[of_dense, column]
-    return single, coordinate, factor
+    return coordinates[one], at[one], mean[one], sd[one], float(total[one].sum())
 
 
 # --- log p by its rows as a term of the globals and one term for each local coordinate, at draws and quadrature nodes
@@ -432,8 +370,6 @@ def _single(linear: LinearMap) -> tuple[NDArray[np.bool_], NDArray[np.intp], Arr
 # the exponential of a log scale for instance, once for all rows.
 #
 # Rows come first in all arrays here, then nodes, then draws: sums over the rows of a coordinate are sums of vectors.
-
-type Integers = NDArray[np.intp]
 
 #: Why terms can't be told apart.
 SEVERAL = "an element of log p depends on several blocks of local coordinates at once"
@@ -463,7 +399,7 @@ class _Slot:
     #: One row each where all rows have the same predictor; shape (n_rows, n_local).
     of_locals: sparse.csr_array
 
-    def part(self, rows: slice, place: Integers, n_local: int) -> "_Slot":
+    def part(self, rows: slice, place: Index, n_local: int) -> "_Slot":
         """Return that of some rows, with columns only for some coordinates, whose numbers are in ``place``."""
         rows = slice(0, 1) if self.is_same else rows
         local = _rows_of(self.of_locals, rows)
@@ -490,10 +426,10 @@ class _Kind:
     #: (n_rows, 1, 1) or (1, 1, 1) each.
     data: list[Array]
     #: Place of the coordinate that each belongs to; -1 for none; shape (n_rows,).
-    owner: Integers
+    owner: Index
     n_local: int
 
-    def part(self, rows: slice, place: Integers, n_local: int) -> "_Kind":
+    def part(self, rows: slice, place: Index, n_local: int) -> "_Kind":
         """Return some of the rows, with coordinates numbered by ``place``."""
         slots = [slot.part(rows, place, n_local) for slot in self.slots]
         data = [d if len(d) == 1 else d[rows] for d in self.data]
@@ -544,14 +480,10 @@ class RowTerms:
     def __init__(self, rows: Expectations, forest: Trees) -> None:
         self._forest = forest
         self._linear = linear = rows.linear_map.plain
-        whole = linear.rest.tocsc()
-        dense = sparse.csc_array(
-            (linear.dense.T.ravel(), np.tile(np.arange(len(linear.dense)), linear.dense.shape[1]),
-             len(linear.dense) * np.arange(linear.dense.shape[1] + 1)), shape=linear.dense.shape,
-        )  # fmt: skip
-        spread = sparse.csc_array((np.ones(len(linear.columns)), (np.arange(len(linear.columns)), linear.columns)),
-                                  shape=(len(linear.columns), whole.shape[1]))  # fmt: skip
-        whole = sparse.csc_array(whole + dense @ spread)
+        n, d = linear.rest.shape
+        starts = n * np.searchsorted(linear.columns, np.arange(d + 1))  # of columns, those of the dense ones alone
+        dense = (linear.dense.T.ravel(), np.tile(np.arange(n), len(linear.columns)), starts)
+        whole = sparse.csc_array(linear.rest.tocsc() + sparse.csc_array(dense, shape=(n, d)))
         self._of_globals = sparse.csr_array(whole[:, forest.globals_])
         self._of_locals = sparse.csr_array(whole[:, forest.locals_])
         self._of_locals.eliminate_zeros()
@@ -577,12 +509,12 @@ class RowTerms:
             np.searchsorted(forest.block[kind.owner], np.arange(n_blocks + 1)).astype(np.intp) for kind in self._kinds
         ]
 
-    def _kind(self, rows: RowFunction, at: Integers, owner: Integers) -> _Kind:
+    def _kind(self, rows: RowFunction, at: Index, owner: Index) -> _Kind:
         function, data = rows.function, [d[0] if d.shape[1] == 1 else d[0, at] for d in rows.data]
         slots = [self._slot(column) for column in rows.index[at].T]
         return _Kind(function, slots, [one[:, None, None] for one in data], owner[at], self._forest.n_local)
 
-    def _slot(self, column: Integers) -> _Slot:
+    def _slot(self, column: Index) -> _Slot:
         is_same = bool((column == column[0]).all())
         column = column[:1] if is_same else column
         of_locals = self._of_locals[column]
@@ -593,13 +525,11 @@ class RowTerms:
         """Return the term of the globals alone, (n,), at points (n, p)."""
         total: Array = self._constant + g @ self._slope_of_globals
         for kind in self._alone:
-            size = max(1, STREAMED // len(kind.owner))
-            for start in range(0, len(g), size):
-                part = slice(start, start + size)
+            for part in row_slices(len(g), max(1, STREAMED // len(kind.owner))):
                 total[part] += kind.values(g[part], None, 1)[:, 0].sum(axis=0)
         return total
 
-    def of_blocks(self, first: int, last: int, places: Integers) -> BlockTerms:
+    def of_blocks(self, first: int, last: int, places: Index) -> BlockTerms:
         """Return the terms of the blocks from ``first`` to before ``last``, whose coordinates are at ``places``."""
         place = np.full(self._forest.n_local, -1, dtype=np.intp)
         place[places] = np.arange(len(places))
@@ -611,7 +541,7 @@ class RowTerms:
         return BlockTerms(parts, self._slope[places])
 
 
-def owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Integers:
+def owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Index:
     """Return the place of the deepest coordinate that each row depends on, (n_rows,), -1 for none."""
     n_rows = of_locals[0].shape[0]
     row = np.concatenate([np.repeat(np.arange(n_rows), np.diff(x.indptr)) for x in of_locals])

@@ -35,7 +35,7 @@ from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.loops import hold_by_rows
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
-from pymc_ngvi.ops.jets import MOST_DIMENSIONS, ForwardMode, Jets, NoJet
+from pymc_ngvi.ops.jets import MOST_DIMENSIONS, Jets, NoJet, Program, forward_mode
 from pymc_ngvi.reading.predictors import DataSeen, Factor, Reading, Terms
 
 
@@ -88,13 +88,13 @@ class FlatGraphs:
         return {name: value for name, value in self.__dict__.items() if name != "forward"}
 
     @functools.cached_property
-    def forward(self) -> ForwardMode | None:
+    def forward(self) -> tuple[Program, Outputs] | None:
         """Log p as rules on jets; None where derivatives by PyTensor serve better, or a rule is missing."""
         if not self.shares_calls or self.has_equations or self.layout.n_dim > MOST_DIMENSIONS:
             return None
         try:
             with without_c():
-                return ForwardMode(self.logp, self.theta)
+                return forward_mode(self.logp, self.theta)
         except NoJet:
             return None
 
@@ -224,4 +224,4 @@ def jets_of(graphs: FlatGraphs, functions: Functions) -> Jets | None:
     forward = graphs.forward
     if forward is None or functions.backend != "quick":
         return None
-    return functions.once("jets", lambda: forward.compiled(functions.compile))
+    return functions.once("jets", lambda: Jets(*forward, functions.compile))

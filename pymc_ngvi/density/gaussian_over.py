@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.batch import Batch
@@ -25,7 +24,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.rows.expectation import RowFunction
+from pymc_ngvi.rows.expectation import Index
 from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.separable import CrossProducts, Separable, derivatives_of
 
@@ -48,14 +47,14 @@ class Places(NamedTuple):
     """Where these are; all arrays are as long as they are."""
 
     #: Of entries of X.
-    rows: NDArray[np.intp]
-    cols: NDArray[np.intp]
+    rows: Index
+    cols: Index
     #: The predictor that each slope is by.
-    slope_of: NDArray[np.intp]
+    slope_of: Index
     #: Slopes of one kind and slot.
-    slope_kind: NDArray[np.intp]
+    slope_kind: Index
     #: The predictors that each second derivative is by; shape (n_bends, 2).
-    bend_of: NDArray[np.intp]
+    bend_of: Index
 
     @classmethod
     def of(cls, given: RowsGiven) -> "Places":
@@ -63,7 +62,7 @@ class Places(NamedTuple):
         plan = given.reading.predictors.plan
         n, n_dense = plan.n_rows, len(plan.columns)
         order = np.lexsort((plan.cols, plan.rows))
-        slope_of, slope_kind, bend_of = (list[NDArray[np.intp]]() for _ in range(3))
+        slope_of, slope_kind, bend_of = list[Index](), list[Index](), list[Index]()
         for kind in given.reading.terms.rows:
             for column in kind.index.T:
                 slope_of.append(column)
@@ -78,36 +77,14 @@ class Places(NamedTuple):
         )
 
 
-def _slots(function: RowFunction, index: NDArray[np.int64]) -> list[int]:
-    """Return in which column a function, which may have those first that rows share, has each predictor of rows."""
-    left, result = list(range(function.k)), list[int]()
-    for column in index.T:
-        found = [at for at in left if np.array_equal(function.index[:, at], column)]
-        if not found:
-            raise NotApart("predictors of rows are put together")
-        result.append(found[0])
-        left.remove(found[0])
-    return result
-
-
-def of_rows(function: RowFunction, index: NDArray[np.int64], eta: Array) -> tuple[Array, Array]:
-    """Return the derivatives of rows, in the order of their predictors' columns, (n_rows, k), there."""
-    slots = _slots(function, index)
-    grad, second = derivatives_of(function, eta[function.index])
-    a, b = np.tril_indices(function.k)
-    of_pair = {(i, j): at for at, (i, j) in enumerate(zip(a.tolist(), b.tolist(), strict=True))}
-    order = [of_pair[max(slots[i], slots[j]), min(slots[i], slots[j])] for i, j in zip(a, b, strict=True)]
-    return grad[:, slots], second[:, order]
-
-
 def numbers_of(given: RowsGiven, rows: ManyRows, x: Array) -> Numbers:
     """Return the numbers of rows, slopes being those at a point, (n_dim,)."""
     n, maps = len(rows), rows.maps
     at = maps.times(np.broadcast_to(x[:, None], (n, len(x), 1)))[:, :, 0]
     eta = (maps.offset + at).ravel()
     slopes, bends = list[Array](), list[Array]()
-    for function, index in zip(rows.functions, given.indices(n), strict=True):
-        for parts, part in zip((slopes, bends), of_rows(function, index, eta), strict=True):
+    for function in rows.functions:  # predictors are in the order of the terms: rows of all values share none
+        for parts, part in zip((slopes, bends), derivatives_of(function, eta[function.index]), strict=True):
             parts.append(part.reshape(n, -1, part.shape[1]).mT.reshape(n, -1))
     dense = np.broadcast_to(maps.dense, (n, *maps.dense.shape[1:])).reshape(n, -1)
     designs = np.concatenate([maps.data, dense], axis=1)
@@ -240,7 +217,7 @@ class GaussianOver:
         factors, there = self.precisions.factored((found := self.at(values)).precision)
         if factors is None or not there.all():
             return False
-        base = np.random.default_rng(3).standard_normal((*found.grad.shape, _N_POINTS))
+        base = np.random.default_rng(1).standard_normal((*found.grad.shape, _N_POINTS))
         moves = np.swapaxes(factors.solve(base, transposed=True), 1, 2)
         mode = (self.x + factors.times_covariance(found.grad))[:, None]
         logp = self.logp(values, np.concatenate([mode, mode + moves], axis=1))
@@ -287,7 +264,7 @@ def _mode(given: RowsGiven) -> tuple[Array, Precisions]:
     return x, precisions
 
 
-def _symmetric(values: Array, pairs: NDArray[np.intp], n: int) -> sparse.csr_array:
+def _symmetric(values: Array, pairs: Index, n: int) -> sparse.csr_array:
     """Return the matrix with values at pairs of predictors, (n_pairs, 2), each way where these are two."""
     keep = values != 0.0
     (i, j), values = pairs[keep].T, values[keep]

@@ -27,7 +27,7 @@ from pymc.pytensorf import find_rng_nodes, replace_rng_nodes, reseed_rngs, topos
 from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 from pytensor.compile import SharedVariable
 from pytensor.compile.rewriting import inline_ofg_node
-from pytensor.graph import Apply, Constant, FunctionGraph, Variable, graph_replace
+from pytensor.graph import Apply, FunctionGraph, Variable, graph_replace
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import ancestors, toposort, walk
 from pytensor.scalar import Cast
@@ -37,11 +37,10 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.core.messages import Reason, RefusedFor
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
 from pymc_ngvi.graphs.graph import simplify
-from pymc_ngvi.graphs.layout import Layout
-from pymc_ngvi.graphs.rewrites import behind, named, rewritten
+from pymc_ngvi.graphs.rewrites import behind, named, rewritten, stored_value
 from pymc_ngvi.reading.predictors import Factor, logp_of
 
 # --- data that no fit can do much with: values that are not finite, and values that are all equal ---
@@ -59,25 +58,14 @@ def not_finite_data(model: pm.Model, names: Iterable[str]) -> list[str]:
         of_rv = list(var.owner.inputs) if var in variables else [var]
         may_be_infinite = isinstance(getattr(var.owner, "op", None), CensoredRV | TruncatedRV)
         for part in walk(of_rv, lambda v: None if v.owner is None or v in variables else list(v.owner.inputs)):
-            values = _values(part)
-            if values is None or values.ndim == 0:
+            values = stored_value(part)
+            if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.ndim == 0:
                 continue
             bad = np.isnan(values) if may_be_infinite else ~np.isfinite(values)
             if bad.any():
                 which = repr(part.name) if part.name else f"an array in {name!r}"
                 found[f"{which} ({int(bad.sum()):,} of {bad.size:,} values)"] = None
     return list(found)
-
-
-def _values(var: Variable) -> np.ndarray | None:
-    """Return the numbers of data; None for anything else."""
-    if isinstance(var, SharedVariable):
-        value = var.get_value(borrow=True)
-    elif isinstance(var, Constant):
-        value = var.data
-    else:
-        return None
-    return value if isinstance(value, np.ndarray) and value.dtype.kind == "f" else None
 
 
 def constant_data(model: pm.Model) -> list[str]:
@@ -427,6 +415,11 @@ class _OfArrays:
 # --- the data of a model: whether they are still what they were, and log p given those of then ---
 
 
+def data_in(model: pm.Model) -> dict[str, Any]:
+    """Return the data of a model whose values can be set, by name."""
+    return {v.name: v for v in model.data_vars if isinstance(v, SharedVariable)}
+
+
 class DataSnapshot:
     """Remembers the data that a model had, to tell later whether it was changed."""
 
@@ -437,8 +430,8 @@ class DataSnapshot:
     def _take(self) -> None:
         """Remember the data as they are now, with lengths and labels of dims, which follow them."""
         model = self._model
-        data = {v.name: v for v in model.data_vars if hasattr(v, "get_value")}
-        shared = [*data.values(), *(v for v in model.dim_lengths.values() if hasattr(v, "get_value"))]
+        data = data_in(model)
+        shared = [*data.values(), *(v for v in model.dim_lengths.values() if isinstance(v, SharedVariable))]
         self._arrays: dict[str, AnyArray] = {name: v.get_value(borrow=True) for name, v in data.items()}
         self._values = [(v, v.get_value(borrow=True)) for v in shared]
         self._coords = dict(model.coords)
@@ -472,7 +465,7 @@ class DataSnapshot:
 # --- draws of the prior on the unconstrained scale: dispersed points from which modes can be looked for ---
 
 #: What PyMC and PyTensor raise where a prior can't be drawn from.
-_CAN_NOT = (NotImplementedError, RuntimeError, ValueError, TypeError)
+CAN_NOT_DRAW = (NotImplementedError, RuntimeError, ValueError, TypeError)
 
 
 @node_rewriter([HalfNormalRV])  # type: ignore[untyped-decorator]
@@ -498,65 +491,11 @@ def drawing(outputs: list[Variable]) -> Callable[[int, int], list[list[AnyArray]
     return draws
 
 
-class Prior:
-    """Draws of the prior of a model, by one function for all fits of it: it reads the data as they are when called."""
-
-    def __init__(self, model: pm.Model) -> None:
-        self._model = model
-        self._drawing: Callable[[int, int], list[list[AnyArray]]] | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return what to pickle: the function is compiled again when it is needed."""
-        return {"_model": self._model, "_drawing": None}
-
-    def draws(self, layout: Layout, n_draws: int, seed: int) -> Array:
-        """Return draws, finite ones alone; none where the prior can't be drawn from."""
-        try:
-            with without_c(self._model), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of draws that are not finite
-                if self._drawing is None:
-                    values: list[Variable] = []
-                    for v in layout.variables:
-                        rv = self._model[v.name]
-                        transform = self._model.rvs_to_transforms[rv]
-                        values.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
-                    self._drawing = drawing(values)
-                drawn = list(zip(*self._drawing(n_draws, seed), strict=True))
-        except _CAN_NOT:
-            return np.empty((0, layout.n_dim))
-        flat = np.concatenate([np.asarray(d, dtype=np.float64).reshape(n_draws, -1) for d in drawn], axis=1)
-        return flat[np.isfinite(flat).all(axis=1)]
-
-
-# --- what is known of a model beside its log density: names, places in the flat vector, data, start, prior ---
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """A model at the time when its log density was made."""
-
-    model: pm.Model
-    #: Where each variable is in the flat vector, with names, shapes, dims and coords.
-    layout: Layout
-    #: The data that the model had.
-    data: DataSnapshot
-    #: The model's initial point, flat and unconstrained; shape (n_dim,).
-    start: Array
-    #: Makes draws of the prior.
-    prior: Prior
-
-    @classmethod
-    def of(cls, model: pm.Model, point: dict[str, AnyArray], prior: Prior | None = None) -> "ModelInfo":
-        """Return what is known of a model now.
-
-        Its initial point is given, by unconstrained values, and what drew from its prior before, if anything did.
-        """
-        layout = Layout.from_model(model, point)
-        return cls(model, layout, DataSnapshot(model), layout.flatten(point), prior or Prior(model))
-
-    def prior_draws(self, n_draws: int, seed: int) -> Array:
-        """Draw from the prior, (n, n_dim), unconstrained; fewer draws, or none, where it can't be drawn from."""
-        return self.prior.draws(self.layout, n_draws, seed)
+def unconstrained_variables(model: pm.Model, names: Iterable[str]) -> list[Variable]:
+    """Return free variables on the unconstrained scale, of which they are random variables, too."""
+    rvs = [model[name] for name in names]
+    transforms = [model.rvs_to_transforms[rv] for rv in rvs]
+    return [rv if t is None else t.forward(rv, *rv.owner.inputs) for rv, t in zip(rvs, transforms, strict=True)]
 
 
 def terms_by_variable(model: pm.Model, point: Mapping[str, AnyArray]) -> dict[str, float]:
@@ -682,10 +621,10 @@ def simulate(model: pm.Model, n: int, seed: int) -> list[Simulated]:
             f"The model has pm.Potential ({names}): draws of the variables are not draws of its prior, and it can't be "
             "simulated from. Write it as a distribution: pm.Censored, pm.Truncated, pm.CustomDist with random."
         )
-    free = [(rv, model.rvs_to_transforms[rv]) for rv in model.free_RVs]
+    unconstrained = unconstrained_variables(model, [rv.name for rv in model.free_RVs])
     parts: list[list[tuple[str, Variable]]] = [
         [(v.name, v) for v in [*model.free_RVs, *model.deterministics]],
-        [(model.rvs_to_values[rv].name, t.forward(rv, *rv.owner.inputs) if t else rv) for rv, t in free],
+        [(model.rvs_to_values[rv].name, v) for rv, v in zip(model.free_RVs, unconstrained, strict=True)],
         [(rv.name, rv) for rv in model.observed_RVs],
     ]
     try:

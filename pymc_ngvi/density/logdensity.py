@@ -2,6 +2,7 @@
 
 import functools
 import time
+import warnings
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,21 +27,24 @@ from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton import GaussNewtonHessian
 from pymc_ngvi.density.info import (
+    CAN_NOT_DRAW,
     CannotReuse,
+    DataSnapshot,
     Minibatches,
-    ModelInfo,
     ModelState,
     check_model,
+    drawing,
     initial_point_function,
     same_options,
     terms_by_variable,
+    unconstrained_variables,
 )
 from pymc_ngvi.density.second_order import ModelHessian, PatternedHessian, RowsHessian, SecondOrder, Together
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.graphs.layout import Layout
-from pymc_ngvi.graphs.loops import draws_in_call
+from pymc_ngvi.graphs.loops import MOST_DRAWS, draws_in_call
 from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.predictors import Factor, factors_of
 from pymc_ngvi.rows.engines import ENGINES
@@ -54,8 +58,14 @@ class ModelDensity(ABC):
 
     Attributes
     ----------
-    info : ModelInfo
-        Model, layout, data and start, as they were when the object was made.
+    model : pymc.Model
+        The one that is fitted, without discrete variables.
+    layout : Layout
+        Where each variable is in the flat vector.
+    data : DataSnapshot
+        The data that the model had when the object was made.
+    start : ndarray, shape (n_dim,)
+        The model's initial point then, unconstrained.
     functions : Functions
     by_rows : ByRows
         Rows that are here: of log p, or of the prior.
@@ -67,7 +77,10 @@ class ModelDensity(ABC):
         Draws at which the gradient, and the Hessian (along any number of directions), were evaluated so far.
     """
 
-    info: ModelInfo
+    model: pm.Model
+    layout: Layout
+    data: DataSnapshot
+    start: Array
     functions: Functions
     by_rows: ByRows
     minibatches: Minibatches
@@ -85,22 +98,12 @@ class ModelDensity(ABC):
     @property
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
-        return self.info.layout.n_dim
-
-    @property
-    def model(self) -> pm.Model:
-        """The PyMC model that is fitted, without discrete variables."""
-        return self.info.model
+        return self.layout.n_dim
 
     @property
     def given(self) -> pm.Model:
         """The user's model."""
         return self.model if self.summed_out is None else self.summed_out.given
-
-    @property
-    def layout(self) -> Layout:
-        """Where each variable is in the flat vector."""
-        return self.info.layout
 
     @property
     def backend(self) -> str:
@@ -140,7 +143,23 @@ class ModelDensity(ABC):
 
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
-        return self.info.start.copy()
+        return self.start.copy()
+
+    def prior_draws(self, n_draws: int, seed: int) -> Array:
+        """Draw from the prior, (n, n_dim), unconstrained: finite draws alone; none where it can't be drawn from.
+
+        One function serves all fits of a model: it reads the data as they are when it is called.
+        """
+        names = [v.name for v in self.layout.variables]
+        try:
+            with without_c(self.model), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of draws that are not finite
+                draw = self.functions.once("prior", lambda: drawing(unconstrained_variables(self.model, names)))
+                drawn = list(zip(*draw(n_draws, seed), strict=True))
+        except CAN_NOT_DRAW:
+            return np.empty((0, self.n_dim))
+        flat = np.concatenate([np.asarray(d, dtype=np.float64).reshape(n_draws, -1) for d in drawn], axis=1)
+        return flat[np.isfinite(flat).all(axis=1)]
 
     @property
     def deterministics(self) -> list[Variable]:
@@ -344,22 +363,25 @@ class ModelDensity(ABC):
 # --- the log density of a PyMC model on one flat unconstrained vector ---
 
 
-def _named(backend: str) -> str:
-    return "quick" if backend == "auto" else backend
+def checked_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> str:
+    """Return the backend in use, "given mode" where the user gave a mode.
 
-
-def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> None:
-    """Raise ValueError for an unknown backend, and for one beside a mode; ImportError for one that is not installed."""
+    Raise ValueError for one that is not known, and for one beside a mode; ImportError for one that is not installed.
+    """
     known = dict.fromkeys((*BACKENDS, *ENGINES))
     if backend not in known:
         raise ValueError(f"backend should be one of {', '.join(map(repr, known))}; got {backend!r}.")
-    if backend != "auto" and compile_kwargs and "mode" in compile_kwargs:
+    options = compile_kwargs or {}
+    if backend != "auto" and "mode" in options:
         raise ValueError(
-            f"backend={backend!r} and compile_kwargs['mode']={compile_kwargs['mode']!r} both choose how to compile; "
+            f"backend={backend!r} and compile_kwargs['mode']={options['mode']!r} both choose how to compile; "
             "give one of them."
         )
     if backend == "jax":
         check_installed()
+    if "mode" in options:
+        return "given mode"
+    return "quick" if backend == "auto" else backend
 
 
 #: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
@@ -440,8 +462,7 @@ class LogDensity(ModelDensity):
         factors: Callable[[pm.Model], Sequence[Factor]] | None = None,
         checks_derivatives: bool = True,
     ) -> None:
-        check_backend(backend, compile_kwargs)
-        backend = _named(backend)
+        backend = checked_backend(backend, compile_kwargs)
         check_model(model)
         self._state = ModelState.of(model)
         self.factors_from = factors
@@ -454,24 +475,22 @@ class LogDensity(ModelDensity):
         began = time.perf_counter()
         self._seconds_before = 0.0
         self.n_gradients = self.n_hessians = 0
-        self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
-        point, made = self._find_point(), (factors or factors_of)(model)
+        find_point, made = initial_point_function(model), (factors or factors_of)(model)
         with without_c():
-            self.info = ModelInfo.of(model, point)
-        given = bool(compile_kwargs and "mode" in compile_kwargs)
-        self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend == "quick" and not given)
+            self._take(model, find_point())
+        self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend == "quick")
         self.minibatches = self.graphs.minibatches
-        self.functions = Functions(
-            model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large
-        )
-        self.by_rows, self._n_by_rows = ByRows(self.graphs, self.functions, self.info.start), 0
+        self.functions = Functions(model, backend, compile_kwargs, is_large=self.graphs.is_large)
+        self.functions.made["initial point"] = find_point
+        self.by_rows, self._n_by_rows = ByRows(self.graphs, self.functions, self.start), 0
         if checks_derivatives and self.graphs.forward is None and self._pointwise is None:
             self.graphs.raw_grad  # noqa: B018 (made once; raises MissingDerivativeError)
         self.functions.seconds = time.perf_counter() - began
 
-    def __getstate__(self) -> dict[str, object]:
-        """Return what to pickle: compiled functions are made again when they are needed."""
-        return {**self.__dict__, "_find_point": None}
+    def _take(self, model: pm.Model, point: dict[str, AnyArray]) -> None:
+        """Note what a model is now, with its initial point by unconstrained values."""
+        self.model, self.layout, self.data = model, Layout.from_model(model, point), DataSnapshot(model)
+        self.start = self.layout.flatten(point)
 
     def again(self, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None) -> "LogDensity":
         """Return the log density for another fit, with the data as they are now, building nothing anew.
@@ -490,9 +509,7 @@ class LogDensity(ModelDensity):
             Where a new object is needed: for another backend; after a change of the model, or of the shapes of the
             data; where the model reads minibatches.
         """
-        check_backend(backend, compile_kwargs)
-        given = bool(compile_kwargs and "mode" in compile_kwargs)
-        other_backend = self.backend != ("given mode" if given else _named(backend))
+        other_backend = self.backend != checked_backend(backend, compile_kwargs)
         if other_backend or not same_options(compile_kwargs, self.functions.compile_kwargs):
             raise CannotReuse("other options of the compilation were given")
         if self.has_minibatch:
@@ -500,13 +517,13 @@ class LogDensity(ModelDensity):
         self._state.check(ModelState.of(self.given))
         other = LogDensity.__new__(LogDensity)
         other.__dict__.update(self.__dict__)  # a copy would be without the functions, as a pickle is
-        other._find_point = self._find_point or initial_point_function(self.model)
-        other.info = ModelInfo.of(self.model, other._find_point(), self.info.prior)
+        find_point = self.functions.once("initial point", lambda: initial_point_function(self.model))
+        other._take(self.model, find_point())
         if other.layout.variables != self.layout.variables:
             raise CannotReuse("the shapes or dims of its variables have changed")
         other.n_gradients = other.n_hessians = 0
         other._seconds_before = self.functions.seconds
-        other.by_rows = ByRows(self.graphs, self.functions, other.info.start)
+        other.by_rows = ByRows(self.graphs, self.functions, other.start)
         other._n_by_rows = 0
         other.__dict__.pop("gradient_seconds", None)
         return other
@@ -550,7 +567,7 @@ class LogDensity(ModelDensity):
         compiled = self.functions.backend not in ("quick", "c")
         if self._pointwise is not None:
             return _OF_LOGP * cost.evaluation_seconds([graphs.logp], along=graphs.theta, compiled=compiled)
-        at_once = min(self.batch_size, cost.MANY)
+        at_once = min(self.batch_size, MOST_DRAWS)
         return cost.evaluation_seconds(
             graphs.logp_grad, batch=at_once, passes=_PASSES, along=graphs.theta, compiled=compiled
         )
@@ -658,7 +675,7 @@ class LogDensity(ModelDensity):
     @functools.cached_property
     def second(self) -> SecondOrder:
         """Second derivatives from the graph of log p; fits that reuse a model share them."""
-        return SecondOrder(self.graphs, self.functions, self.info.start)
+        return SecondOrder(self.graphs, self.functions, self.start)
 
     @property
     def has_hessian(self) -> bool:
@@ -755,8 +772,7 @@ class LogDensity(ModelDensity):
         return GaussNewtonHessian(self.second.gauss_newton, theta, self)
 
 
-# --- the log density of a model whose data are not in one place: a prior here, and likelihoods of parts of the data
-# ---
+# --- the log density of a model whose data are not in one place: a prior here, and likelihoods of parts of them ---
 
 
 class Sum(CountedElsewhere, ModelDensity):
@@ -764,8 +780,8 @@ class Sum(CountedElsewhere, ModelDensity):
 
     def __init__(self, prior: LogDensity) -> None:
         self.prior = self.counter = prior
-        self.info, self.functions, self.by_rows = prior.info, prior.functions, prior.by_rows
-        self.minibatches = prior.minibatches
+        self.model, self.layout, self.data, self.start = prior.model, prior.layout, prior.data, prior.start
+        self.functions, self.by_rows, self.minibatches = prior.functions, prior.by_rows, prior.minibatches
 
     # --- of the likelihoods ---
 

@@ -38,12 +38,13 @@ from scipy.special import betaln
 
 from pymc_ngvi.core.messages import percent, shortened, suggestion
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.constrain import TermSums, log_densities
+from pymc_ngvi.density.constrain import log_densities, term_sums
 from pymc_ngvi.density.info import broadcasts, with_replacements
 from pymc_ngvi.density.over_draws import OnDraws, drawn_anew
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.reading.predictors import ROUNDING
 
 # --- which coordinates have no proper prior: a posterior can be improper only through these ---
 
@@ -259,7 +260,7 @@ class NewPriors:
 
     def log_ratio(self, theta: Array) -> Array:
         """Return log p under the new priors minus log p under the old ones, (n_draws,), at draws (n_draws, n_dim)."""
-        return TermSums(self.model, self.layout, self._differences)(theta)
+        return term_sums(self.model, self.layout, self._differences, theta)
 
     def _new_terms(self) -> list[Variable]:
         """Return the new log densities by variable, on the constrained scale, in the value variables."""
@@ -467,7 +468,7 @@ def _check_support(rv: Variable, prior: Variable) -> None:
             f"The prior of {rv.name!r} has limits that depend on other variables: weights can't tell what another one "
             "would change. Fit a model with this prior."
         )
-    close = [np.isclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(*limits, strict=True)]
+    close = [np.isclose(a, b, rtol=ROUNDING, atol=ROUNDING) for a, b in zip(*limits, strict=True)]
     if not all(map(np.all, close)):
         was, is_ = (_in_words(found) for found in limits)
         raise ValueError(

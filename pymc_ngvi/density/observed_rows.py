@@ -31,6 +31,7 @@ from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.elements import Apart, CannotLift, Facts
 from pymc_ngvi.reading.predictors import (
+    MOST_PREDICTORS,
     ROUNDING,
     Basis,
     Dependences,
@@ -174,9 +175,6 @@ class MaskedDensity:
 
 # --- the rows of an observed variable, observation by observation: log p of each, a function of linear predictors ---
 
-#: Predictors of an observation, at most.
-_MOST_PREDICTORS = 8
-
 
 @dataclass(frozen=True, eq=False)
 class LinearPredictor:
@@ -217,67 +215,53 @@ def observed_rows(density: LogDensity, name: str) -> ObservedRows:
     if isinstance(rv.owner.op, MinibatchRandomVariable):
         raise NotApart("it is scaled by total_size")
     with without_c():
-        return _Search(density, rv).found()
+        return _found(density, rv)
 
 
-class _Search:
-    """Finds the rows of one observed variable."""
+def _found(density: LogDensity, rv: Variable) -> ObservedRows:
+    graphs, model, theta = density.graphs, density.model, density.graphs.theta
+    compile_ = density.functions.compile_for_few
+    with without_c(model):
+        parameters = model.replace_rvs_by_values(list(_parameters(rv, model.free_RVs)))
+    flat = graphs.on_flat_vector([factor.logp for factor in graphs.factors if factor.variable is rv])
+    function = compile_([theta], graphs.simplify(flat)[0])
+    points = density.initial_point() + AROUND * np.random.default_rng(0).standard_normal((N_CHECKED, density.n_dim))
+    wanted = np.stack([np.asarray(function(point)) for point in points])
+    shape = wanted.shape[1:]
+    known = graphs.on_flat_vector([var for var in parameters if not has_op([var], RNGConsumerOp)])
+    whole = [(var + pt.zeros(shape)).ravel() for var in [*flat, *_candidates(known, theta, shape)]]
+    predictors = Predictors(pt.join(0, *graphs.simplify(whole)), theta, compile_)
+    [inner] = graph.inline_inner_graphs(graph.simplify([predictors.density()], check_bounds=False))
+    inner = without_checks(inner)
+    facts = Facts(inner, predictors.vector, conditions=True)
+    joint = predictors.with_sums(np.arange(predictors.vector.type.shape[0]))
+    linear_map = predictors.linear_map if joint is None else joint.linear_map
+    n, kinds = int(np.prod(shape)), []
+    starts = range(n, facts.shape(inner)[0], n)
 
-    def __init__(self, density: LogDensity, rv: Variable) -> None:
-        graphs, model = density.graphs, density.model
-        self._theta, self._compile = graphs.theta, density.functions.compile_for_few
-        with without_c(model):
-            parameters = model.replace_rvs_by_values(list(_parameters(rv, model.free_RVs)))
-        flat = graphs.on_flat_vector([factor.logp for factor in graphs.factors if factor.variable is rv])
-        function = self._compile([self._theta], graphs.simplify(flat)[0])
-        around = np.random.default_rng(0).standard_normal((N_CHECKED, density.n_dim))
-        self._points = density.initial_point() + AROUND * around
-        self._values = np.stack([np.asarray(function(point)) for point in self._points])
-        self._shape = self._values.shape[1:]
-        known = [var for var in parameters if not has_op([var], RNGConsumerOp)]
-        written = [*flat, *self._candidates(graphs.on_flat_vector(known))]
-        whole = [(var + pt.zeros(self._shape)).ravel() for var in written]
-        self._outputs = pt.join(0, *graphs.simplify(whole))
+    def predictors_at(n_points: int) -> Array:
+        return linear_map(np.random.default_rng(0).standard_normal((n_points, density.n_dim)))
 
-    def _candidates(self, parameters: list[Variable]) -> list[Variable]:
-        """Return what may be linear predictors, those of the first parameter first."""
-        if not parameters:
-            return []
-        total = pt.add(*[pt.as_tensor(p, allow_xtensor_conversion=True).sum() for p in parameters], 0.0)
-        facts = Facts(total, self._theta)
-        affine, _ = affine_functions(self._theta, facts)
-        found = dict.fromkeys(v for p in parameters for v in _linear_parts(p, affine, facts))
-        return [var for var in found if broadcasts(facts.shape(var), self._shape)]
+    for index, lift, value in lifted(inner, np.arange(n), predictors.vector, facts):
+        beside = [c for start in starts if (c := _lifted_too(lift, inner, index + start)) is not None]
+        kinds.append(_kind(index, lift, value, beside, predictors_at))
+    eta, values, wanted = linear_map(points), np.full((len(points), n), np.nan), wanted.reshape(len(points), n)
+    with np.errstate(all="ignore"):
+        for kind in kinds:
+            values[:, kind.elements] = kind.rows.values([eta[:, at] for at in kind.rows.index.T], slice(None))
+    keep = np.isfinite(wanted)
+    if not bool(np.all(np.abs(values - wanted)[keep] <= ROUNDING * (1.0 + np.abs(wanted[keep])))):
+        raise NotApart("its rows are not what its log density is made of")
+    return ObservedRows(shape, kinds, linear_map)
 
-    def found(self) -> ObservedRows:
-        """Return the rows."""
-        predictors = Predictors(self._outputs, self._theta, self._compile)
-        [inner] = graph.inline_inner_graphs(graph.simplify([predictors.density()], check_bounds=False))
-        inner = without_checks(inner)
-        facts = Facts(inner, predictors.vector, conditions=True)
-        joint = predictors.with_sums(np.arange(predictors.vector.type.shape[0]))
-        linear_map = predictors.linear_map if joint is None else joint.linear_map
-        n = int(np.prod(self._shape))
-        starts = range(n, facts.shape(inner)[0], n)
-        kinds, n_dim = [], self._theta.type.shape[0]
 
-        def predictors_at(n_points: int) -> Array:
-            return linear_map(np.random.default_rng(0).standard_normal((n_points, n_dim)))
-
-        for index, lift, value in lifted(inner, np.arange(n), predictors.vector, facts):
-            beside = [c for start in starts if (c := _lifted_too(lift, inner, index + start)) is not None]
-            kinds.append(_kind(index, lift, value, beside, predictors_at))
-        result = ObservedRows(self._shape, kinds, linear_map)
-        eta = result.linear_map(self._points)
-        values = np.full((len(eta), int(np.prod(self._shape))), np.nan)
-        with np.errstate(all="ignore"):
-            for kind in result.kinds:
-                values[:, kind.elements] = kind.rows.values([eta[:, at] for at in kind.rows.index.T], slice(None))
-        wanted = self._values.reshape(values.shape)
-        keep = np.isfinite(wanted)
-        if not bool(np.all(np.abs(values - wanted)[keep] <= ROUNDING * (1.0 + np.abs(wanted[keep])))):
-            raise NotApart("its rows are not what its log density is made of")
-        return result
+def _candidates(parameters: list[Variable], theta: Variable, shape: tuple[int, ...]) -> list[Variable]:
+    """Return what may be linear predictors of observations, those of the first parameter first."""
+    total = pt.add(pt.constant(0.0), *[pt.as_tensor(p, allow_xtensor_conversion=True).sum() for p in parameters])
+    facts = Facts(total, theta)
+    affine, _ = affine_functions(theta, facts)
+    found = dict.fromkeys(v for p in parameters for v in _linear_parts(p, affine, facts))
+    return [var for var in found if broadcasts(facts.shape(var), shape)]
 
 
 def _parameters(rv: Variable, free: list[Variable]) -> Iterator[Variable]:
@@ -339,7 +323,7 @@ def _kind(
     slots = [slot for slot in basis.slots if slot in needed]
     rows = Rows(basis.index(slots), slots, _of(value, data), value).by_sum()
     rows = rows if rows.n_summed else shared_first(rows)[0]  # in the order of the function that is compiled
-    if rows.n_directions > _MOST_PREDICTORS:
+    if rows.n_directions > MOST_PREDICTORS:
         raise CannotLift(f"an observation varies in {rows.n_directions} directions")
     written = [basis.of(candidate, lift.data) for candidate in candidates]
     others = set(basis.slots) - needed

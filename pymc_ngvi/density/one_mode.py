@@ -59,7 +59,7 @@ class _Bounded(NamedTuple):
 
 _UNKNOWN = _Bounded(_Convexity.NONE)
 #: Least value of exp, which is positive.
-_LEAST = 5e-324
+_LEAST = math.ulp(0.0)
 #: Convex functions that increase, with their least values; concave ones that do.
 _CONVEX: dict[type, float] = {ps.Exp: _LEAST, ps.Expm1: -1.0, Softplus: 0.0}
 _CONCAVE = (ps.Log, ps.Log1p)

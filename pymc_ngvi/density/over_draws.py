@@ -1,6 +1,6 @@
 """Outputs of graphs at many draws: over a batch of draws at once, or one by one where that can't be."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pymc as pm
@@ -103,6 +103,19 @@ def known_at_draws(
         draws[:, start:end] = array.reshape(len(array), -1)
         parts[var] = pt.cast(flat[start:end].reshape(array.shape[1:]), var.type.dtype)
     return flat, parts, draws
+
+
+def at_known(
+    model: pm.Model,
+    known: Mapping[Variable, AnyArray],
+    n_draws: int,
+    make: Callable[[Mapping[Variable, Variable]], list[Variable]],
+) -> tuple[OnDraws, Array]:
+    """Return the function of what is made of variables that are known, and the draws of these at which to evaluate."""
+    flat, parts, draws = known_at_draws(known, n_draws)
+    with without_c():
+        outputs = graph.simplify(drawn_anew(make(parts), flat[0]), check_bounds=model.check_bounds)
+        return OnDraws(model, flat, outputs), draws
 
 
 def drawn_anew(outputs: list[Variable], zero: Variable) -> list[Variable]:

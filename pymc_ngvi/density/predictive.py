@@ -30,9 +30,8 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, Subtensor
 from pytensor.xtensor.type import XTensorType
 
 from pymc_ngvi.core.types import AnyArray, Array
-from pymc_ngvi.density.info import with_replacements
-from pymc_ngvi.density.over_draws import OnDraws, drawn_anew, known_at_draws
-from pymc_ngvi.graphs import graph
+from pymc_ngvi.density.info import data_in, with_replacements
+from pymc_ngvi.density.over_draws import OnDraws, at_known
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.graphs.rewrites import behind, inline_inner_graphs
 
@@ -411,11 +410,7 @@ class PredictiveGraph:
     ) -> tuple[OnDraws, Array]:
         """Return the function of what is made of the variables that are known, and the draws of these."""
         known = {self.model[name]: t.known for name, t in treatments.items() if t.known is not None}
-        theta, parts, draws = known_at_draws(known, n_draws)
-        with without_c():
-            made = make({rv.name: part for rv, part in parts.items()})
-            outputs = graph.simplify(drawn_anew(made, theta[0]), check_bounds=self.model.check_bounds)
-            return OnDraws(self.model, theta, outputs), draws
+        return at_known(self.model, known, n_draws, lambda parts: make({rv.name: p for rv, p in parts.items()}))
 
     def _outputs(
         self, names: Sequence[str], treatments: Mapping[str, Treatment], parts: Mapping[str, Variable], means: bool
@@ -458,7 +453,7 @@ class PredictiveGraph:
 
 def data_behind(model: pm.Model, rv: Variable) -> list[str]:
     """Return the names of the data that hold the values of an observed variable, or that they are made of."""
-    settable = {v for v in model.data_vars if hasattr(v, "get_value")}
+    settable = set(data_in(model).values())
     return [v.name for v in ancestors([model.rvs_to_values[rv]]) if v in settable]
 
 

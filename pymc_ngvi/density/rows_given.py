@@ -24,7 +24,6 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.messages import NotApart, Reason, Refused
-from pymc_ngvi.core.sparsity import Ints
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.families.sparse import Precisions
@@ -32,7 +31,7 @@ from pymc_ngvi.graphs import graph, layout
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
 from pymc_ngvi.reading.predictors import ROUNDING, Compile, DataSeen, JointPredictors, Reading, Rows, Source, Terms
-from pymc_ngvi.rows.engines import Engine, engine_for
+from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Sparsity
 from pymc_ngvi.rows.many import ManyRows, ManyRowsLeft, Narrowing, OwnEffects, find_own
@@ -122,43 +121,6 @@ class OverGiven:
             apart = graph_replace(outputs, {self._given: stand_in}, strict=False)
             inputs = {stand_in if var is self._given else var: batch for var, batch in new.items()}
             return vectorised(list(apart), inputs)
-
-
-class RowNumbers:
-    """Functions of rows, some or all of those of log p, and slopes of some of their predictors."""
-
-    def __init__(
-        self, terms: Terms, predictors: Variable, which: Ints, over: OverGiven, engine: Engine, rows: list[Rows]
-    ) -> None:
-        self.rows, self._engine, self._n = rows, engine, len(which)
-        self._zeros = terms.weigh.zeros()
-        sources = [source for kind in rows for source in kind.sources.values()]
-        sources.append(Source(predictors, which, is_weight=True))
-        self._evaluate = over.outputs([_numbers_of(source, terms) for source in sources], terms.weigh.inputs)
-
-    def at(self, values: Array) -> tuple[Array, list[RowFunction]]:
-        """Return slopes, (n, n_predictors), and functions of rows at all values, those of one value after another."""
-        n = len(values)
-        numbers = [out.reshape(len(out), -1) for out in self._evaluate(values, *self._zeros)]
-        slope = np.broadcast_to(numbers.pop(), (n, self._n))
-        return slope, [
-            self._function(kind, index, numbers, n) for kind, index in zip(self.rows, self.indices(n), strict=True)
-        ]
-
-    def indices(self, n: int) -> list[NDArray[np.int64]]:
-        """Return the predictors of rows at ``n`` values, kind by kind."""
-        apart = self._n * np.arange(n)[:, None, None]
-        return [(kind.index + apart).reshape(-1, kind.index.shape[1]) for kind in self.rows]
-
-    def _function(self, rows: Rows, index: NDArray[np.int64], numbers: list[Array], n: int) -> RowFunction:
-        """Return the function of rows of one kind, whose numbers are the next ones."""
-        data = {}
-        for var in rows.sources:
-            own = np.broadcast_to(numbers.pop(0), (n, len(rows.index)))
-            data[var] = own.reshape(1, -1).astype(var.type.dtype)
-        for var, own in rows.data.items():  # of no source: the same at all values
-            data.setdefault(var, np.tile(own, (1, n)) if own.shape[1] > 1 else own)
-        return self._engine.row_function(replace(rows, index=index, data={var: data[var] for var in rows.data}))
 
 
 def _numbers_of(source: Source, terms: Terms) -> Variable:
@@ -254,12 +216,11 @@ _NATS = 0.01
 _N_POINTS, _FAR = 32, 6.0
 
 
-class NotRows(Refused):
-    """Given these coordinates, log p is no sum over rows of the others; the sentence says why, in a clause."""
-
-
 class RowsGiven:
-    """Log p as rows in the coordinates that are left where others are given, and effects of single rows integrated."""
+    """Log p as rows in the coordinates that are left where others are given, and effects of single rows integrated.
+
+    Raises Refused where log p is no sum over rows of these: why, is a clause.
+    """
 
     #: Whether weights of draws given hyperparameters turned out to be uneven.
     is_uneven = False
@@ -271,7 +232,7 @@ class RowsGiven:
         self._first_start = start[self.inside]
         self.first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
         self._apart = np.random.default_rng(1).standard_normal(len(self.inside))
-        with functions.timed(), without_c():
+        with without_c():
             given = pytensor.shared(self.first, "given", shape=(len(outside),))
             self.theta = pt.vector("inside", dtype="float64", shape=(len(self.inside),))
             pieces = Pieces(outside, density.n_dim, given, self.theta)
@@ -286,40 +247,36 @@ class RowsGiven:
                 self._over = OverGiven(given, compile_)
                 self._log_p = pt.add(pt.constant(0.0), *parts)
                 self._take()
-            except NotApart as refused:
-                raise NotRows(refused.code, refused.sentence) from None
             except (ValueError, NotImplementedError) as error:  # of an operation whose values can't be computed
-                raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
+                raise Refused(Reason.NO_PREDICTORS, str(error)) from None
         self._data = DataSeen(parts, but=[given])
 
     def _take(self) -> None:
         """Set up what evaluates rows."""
         terms, found = self.reading.terms, self.reading.predictors
         if terms.rest:
-            raise NotRows(Reason.NOT_ALL_ROWS, terms.why[0])
+            raise Refused(Reason.NOT_ALL_ROWS, terms.why[0])
         if any(rows.is_whole for rows in terms.rows):
-            raise NotRows(Reason.NOT_ALL_ROWS, "a row is more than arithmetic with numbers")
+            raise Refused(Reason.NOT_ALL_ROWS, "a row is more than arithmetic with numbers")
         every = np.arange(len(terms.slope))
         joint = found.with_sums(np.unique(np.concatenate([rows.index.ravel() for rows in terms.rows])))
         is_fixed = joint is not None and not any(map(self._over.hangs, joint.sums))
         self._joint = joint if is_fixed else None
         self._predictors = _Predictors(self.reading, self._joint, self.theta, self._over)
-        self._numbers = RowNumbers(terms, found.vector, every, self._over, self.engine, terms.rows)
+        sources = [source for kind in terms.rows for source in kind.sources.values()]
+        sources.append(Source(found.vector, every, is_weight=True))
+        self._zeros = terms.weigh.zeros()
+        self._evaluate = self._over.outputs([_numbers_of(source, terms) for source in sources], terms.weigh.inputs)
         self._shares = any((r.index == r.index[0]).all(axis=0).any() for r in terms.rows if len(r.index) > 1)
-        pairs = [
-            np.ascontiguousarray(rows.index[:, [a, b]])
-            for rows in terms.rows
-            for a in range(rows.index.shape[1])
-            for b in range(a + 1)
-        ]
-        self._entries = Entries(self._predictors.sparsity, self._predictors.columns, pairs)
+        indices = [rows.index for rows in terms.rows]
+        self._entries = Entries(self._predictors.sparsity, self._predictors.columns, indices)
         self._narrowing: Narrowing | None = None
         self._of_data()
 
     def _of_data(self) -> None:
         """Forget what hangs on the values of data."""
         self._start = self._first_start
-        _, functions = self._numbers.at(np.repeat(self.first[None], 2, axis=0))
+        _, functions = self._numbers(np.repeat(self.first[None], 2, axis=0))
         #: Functions of the rows of log p, where values are given first; and those of what is left.
         self.functions = [f.some(np.arange(n := len(f.index) // 2), f.index[:n]) for f in functions]
         if self._narrowing is None:
@@ -328,23 +285,19 @@ class RowsGiven:
         self.closed_form: tuple[Any] | None = None
 
     def bind(self) -> None:
-        """Take the data as they are now; raise NotRows where log p is no sum over rows with these."""
+        """Take the data as they are now; raise Refused where log p is no sum over rows with these."""
         if self._data.are_current():
             return
-        try:
-            if self.reading.renew():
-                self._joint = None if self._joint is None else self._joint.renewed()
-                self._predictors.renew(self._joint)
-                self._numbers.rows = self.reading.terms.rows
-                self._of_data()
-            else:
-                is_narrow = self._narrowing is not None
-                self.reading.retake()
-                self._take()
-                if is_narrow:
-                    self.integrate_own()
-        except NotApart as refused:
-            raise NotRows(refused.code, refused.sentence) from None
+        if self.reading.renew():
+            self._joint = None if self._joint is None else self._joint.renewed()
+            self._predictors.renew(self._joint)
+            self._of_data()
+        else:
+            is_narrow = self._narrowing is not None
+            self.reading.refresh(anew=True)
+            self._take()
+            if is_narrow:
+                self.integrate_own()
         self._data.take()
         self.__dict__.pop("precisions", None)
 
@@ -446,10 +399,6 @@ class RowsGiven:
 
     # --- at many values of what is given ---
 
-    def indices(self, n: int) -> list[NDArray[np.int64]]:
-        """Return the predictors of rows of log p at ``n`` values, kind by kind."""
-        return self._numbers.indices(n)
-
     def at(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
         """Return rows at some values, (n, n_outside), and at which of them they add up to log p.
 
@@ -468,9 +417,26 @@ class RowsGiven:
             return self.rows(np.repeat(values, 2, axis=0))[np.array([0])]
         with np.errstate(all="ignore"), without_c():
             maps = self._predictors.maps(values)
-            slope, functions = self._numbers.at(values)
+            slope, functions = self._numbers(values)
         nothing, tolerance = np.zeros(len(values)), _NATS / max(self.n_rows, 1)
         return ManyRows(maps, self._entries, functions, slope, nothing, tolerance)
+
+    def _numbers(self, values: Array) -> tuple[Array, list[RowFunction]]:
+        """Return slopes, (n, n_predictors), and functions of rows at all values, those of one value after another."""
+        numbers = [out.reshape(len(out), -1) for out in self._evaluate(values, *self._zeros)]
+        slope = np.broadcast_to(last := numbers.pop(), (len(values), last.shape[1]))
+        return slope, [self._function(kind, numbers, *slope.shape) for kind in self.reading.terms.rows]
+
+    def _function(self, rows: Rows, numbers: list[Array], n: int, n_predictors: int) -> RowFunction:
+        """Return the function of rows of one kind at ``n`` values, whose numbers are the next ones."""
+        index = (rows.index + n_predictors * np.arange(n)[:, None, None]).reshape(-1, rows.index.shape[1])
+        data = {}
+        for var in rows.sources:
+            own = np.broadcast_to(numbers.pop(0), (n, len(rows.index)))
+            data[var] = own.reshape(1, -1).astype(var.type.dtype)
+        for var, own in rows.data.items():  # of no source: the same at all values
+            data.setdefault(var, np.tile(own, (1, n)) if own.shape[1] > 1 else own)
+        return self.engine.row_function(replace(rows, index=index, data={var: data[var] for var in rows.data}))
 
     def _whole(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
         rows = self.rows(values)
@@ -530,11 +496,8 @@ def latent_rows(density: LogDensity) -> RowsGiven:
     These are the few parameters with a transform (scales, correlations, shapes), and others that enter rows beside a
     predictor: what is left is Gaussian but for functions of one predictor each, or nearly so.
     """
-    made = density.functions.made
-    if "latent rows" not in made:
-        made["latent rows"] = _found_or_not(density)
-    found: RowsGiven | NotRows = made["latent rows"]
-    if isinstance(found, NotRows):
+    found = density.functions.once("latent rows", lambda: _found_or_not(density))
+    if isinstance(found, Refused):
         raise found
     found.bind()
     return found
@@ -560,13 +523,13 @@ def ratios(density: LogDensity, outside: NDArray[np.intp]) -> list[tuple[int, in
     return found
 
 
-def _found_or_not(density: LogDensity) -> RowsGiven | NotRows:
+def _found_or_not(density: LogDensity) -> RowsGiven | Refused:
     """Return what few hyperparameters give, or many, where with few there are no rows, or none that are concave."""
     few = _found(density, *_FEW)
-    if not isinstance(few, NotRows) and (few.is_concave or not _of_size(density, _FEW[0] + 1, _MANY[0])):
+    if not isinstance(few, Refused) and (few.is_concave or not _of_size(density, _FEW[0] + 1, _MANY[0])):
         return few
     many = _found(density, *_MANY)
-    return few if isinstance(many, NotRows) and not isinstance(few, NotRows) else many
+    return few if isinstance(many, Refused) and not isinstance(few, Refused) else many
 
 
 def _of_size(density: LogDensity, least: int, most: int) -> list[layout.Variable]:
@@ -574,22 +537,22 @@ def _of_size(density: LogDensity, least: int, most: int) -> list[layout.Variable
     return [v for v in density.layout.variables if v.value_name != v.name and least <= v.size <= most]
 
 
-def _found(density: LogDensity, most_of_one: int, most: int) -> RowsGiven | NotRows:
+def _found(density: LogDensity, most_of_one: int, most: int) -> RowsGiven | Refused:
     if density.has_minibatch:
-        return NotRows(Reason.IN_PART, "the model reads pm.Minibatch data")
+        return Refused(Reason.IN_PART, "the model reads pm.Minibatch data")
     outside = _of_size(density, 0, most_of_one)
     while True:
         every = [np.arange(v.where.start, v.where.stop) for v in outside]
         index = np.sort(np.concatenate([*every, np.empty(0)])).astype(np.intp)
         if not len(index):
-            return NotRows(Reason.NOT_LATENT, "it has no scale, correlation or other transformed parameter")
+            return Refused(Reason.NOT_LATENT, "it has no scale, correlation or other transformed parameter")
         if len(index) > most:
-            return NotRows(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {most}")
+            return Refused(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {most}")
         if len(index) == density.n_dim:
-            return NotRows(Reason.NOT_LATENT, "all of its parameters are hyperparameters")
+            return Refused(Reason.NOT_LATENT, "all of its parameters are hyperparameters")
         try:
             given = RowsGiven(density, index)
-        except NotRows as reason:
+        except Refused as reason:
             return reason
         others = [v for v in density.layout.variables if v not in outside]
         more = next(_beside(given, others), None)

@@ -44,7 +44,6 @@ class SecondOrder(CoordinateHessian):
         super().__init__(functions, parts.n_in_call)
         self.gauss_newton, self._graphs = GaussNewtonMatrix(parts), graphs
         self.n_dim = len(start)
-        self._no_hessian: graph.MissingDerivativeError | None = None
         self.sparse = SparseHessian(
             graphs.logp,
             graphs.theta,
@@ -60,15 +59,16 @@ class SecondOrder(CoordinateHessian):
 
     def error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
-        if self._jets is not None:
-            return None
-        if "_product" not in self.__dict__ and self._no_hessian is None:
-            with self._functions.timed():
-                try:
-                    self._product  # noqa: B018 (made once)
-                except graph.MissingDerivativeError as error:
-                    self._no_hessian = error.with_traceback(None)
-        return self._no_hessian
+        return None if self._jets is not None else self._no_hessian
+
+    @functools.cached_property
+    def _no_hessian(self) -> graph.MissingDerivativeError | None:
+        with self._functions.timed():
+            try:
+                self._product  # noqa: B018 (made once)
+            except graph.MissingDerivativeError as error:
+                return error.with_traceback(None)
+        return None
 
     @functools.cached_property
     def _product(self) -> tuple[Variable, Variable]:

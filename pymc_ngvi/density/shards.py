@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import logging
 import math
 import os
 import threading
@@ -15,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -23,11 +23,10 @@ import numpy as np
 import pymc as pm
 
 from numpy.typing import NDArray
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph import Constant, Variable, ancestors
+from pytensor.graph import Variable, ancestors
 from threadpoolctl import threadpool_limits
 
-from pymc_ngvi.core.messages import RowsGivenUp, shortened
+from pymc_ngvi.core.messages import RowsGivenUp, logger, shortened
 from pymc_ngvi.core.pattern import Pattern, is_dense
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
@@ -41,10 +40,12 @@ from pymc_ngvi.core.types import (
     RowRules,
     Spread,
 )
-from pymc_ngvi.density.info import ModelInfo, initial_point_function, terms_by_variable
+from pymc_ngvi.density.info import initial_point_function, terms_by_variable
 from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.graph import MissingDerivativeError
+from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.rewrites import stored_value
 from pymc_ngvi.reading.predictors import ROUNDING, Factor, factors_of, logp_of
 from pymc_ngvi.reading.roles import n_axes
 from pymc_ngvi.rows.row_hessian import Known
@@ -99,8 +100,6 @@ class BrokenExecutorError(RuntimeError):
 
 #: Seconds between looks at the workers while results are waited for; seconds that there may be none.
 _LOOK, _PATIENCE = 5.0, 300.0
-
-logger = logging.getLogger("pymc.ngvi")
 
 
 class Lost(NamedTuple):
@@ -245,11 +244,6 @@ class VariableForm(NamedTuple):
     #: The values along each dim.
     coordinates: tuple[object, ...]
 
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
 
 #: Free variables by the names of their unconstrained values, in order.
 type Signature = Mapping[str, VariableForm]
@@ -346,15 +340,8 @@ class Expect:
     n_rows: int
 
 
-@dataclass(frozen=True)
-class Request:
-    """Ask for a function of a shard."""
-
-    #: Of the shard and the arguments; what it returns has to be small.
-    function: Callable[..., object]
-    arguments: tuple[object, ...] = ()
-
-
+#: Asks for a function of a shard, as `operator.methodcaller` does; what it returns has to be small.
+type Request = Callable[["Shard"], object]
 #: The same for all shards, or one for each.
 type Requests = Request | Sequence[Request]
 
@@ -370,17 +357,17 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> ModelFacts:
     observations = {str(rv.name): math.prod(shape[: n_axes(rv, len(shape))]) for rv, shape in shapes.items()}
     observed, own = ({str(rv.name) for rv in rvs} for rvs in (model.observed_RVs, model.free_RVs))
     names = (name.removesuffix("_observed") for name in sorted(observed) if name.endswith("_observed"))
-    signature, lacking = signature_of(model), tuple(name for name in names if f"{name}_unobserved" in own)
-    free = model.free_RVs
+    lacking = tuple(name for name in names if f"{name}_unobserved" in own)
+    free, layout = model.free_RVs, Layout.from_model(model, model.initial_point(random_seed=0))
+    signature = signature_of(model, layout)
     deterministics = {str(term.name): digest_of(term, free) for term in model.deterministics}
-    n_dim = sum(form.size for form in signature.values())
-    if n_dim != theta.shape[1]:  # the caller compares signatures
+    if layout.n_dim != theta.shape[1]:  # the caller compares signatures
         return ModelFacts(signature, observations, np.empty(0), {}, deterministics, lacking)
     factors = factors_of(model, [*free, *model.potentials])
     with without_c(model):
         terms = [logp_of(part) for part in (factors[: len(free)], *([factor] for factor in factors[len(free) :]))]
         function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
-        values = [function(_point(signature, row)) for row in theta]
+        values = [function(layout.unflatten(row)) for row in theta]
     prior, *others = np.array(values, dtype=np.float64).reshape(len(theta), -1).T
     potentials = {
         str(term.name): Potential(at_points, digest_of(term, free))
@@ -389,17 +376,15 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> ModelFacts:
     return ModelFacts(signature, observations, prior, potentials, deterministics, lacking)
 
 
-def signature_of(model: pm.Model) -> Signature:
+def signature_of(model: pm.Model, layout: Layout) -> Signature:
     """Return the shape, transform, dims and coordinates of each free variable."""
-    point = model.initial_point(random_seed=0)
     result = dict[str, VariableForm]()
-    for value in model.value_vars:
-        rv = model.values_to_rvs[value]
-        dims = tuple(model.named_vars_to_dims.get(rv.name) or ())
+    for v in layout.variables:
+        dims = tuple(model.named_vars_to_dims.get(v.name) or ())
         coords = tuple(
             (dim, tuple("nan" if value != value else value for value in model.coords.get(dim) or ())) for dim in dims
         )
-        result[value.name] = VariableForm(rv.name, np.shape(point[value.name]), dims, coords)
+        result[v.value_name] = VariableForm(v.name, v.shape, dims, coords)
     return result
 
 
@@ -411,19 +396,8 @@ def digest_of(term: Variable, free: Iterable[Variable]) -> str:
 
 def _arrays(of: Iterable[Variable], but: Iterable[Variable] = ()) -> Iterator[AnyArray]:
     for var in ancestors(list(of), list(but)):
-        array = getattr(var, "data", None) if isinstance(var, Constant) else None
-        array = var.get_value(borrow=True) if isinstance(var, SharedVariable) else array
-        if isinstance(array, np.ndarray):
+        if isinstance(array := stored_value(var), np.ndarray):
             yield array
-
-
-def _point(signature: Signature, row: Array) -> dict[str, Array]:
-    """Return values by name of a flat vector."""
-    point, start = {}, 0
-    for name, form in signature.items():
-        point[name] = row[start : start + form.size].reshape(form.shape)
-        start += form.size
-    return point
 
 
 # --- one shard: a model of its own rows, made and evaluated where these are ---
@@ -467,7 +441,7 @@ class Shard:
     def answer(self, request: Request) -> object:
         """Return what is asked for."""
         with self._lock, _naming(self.key):
-            return request.function(self, *request.arguments)
+            return request(self)
 
     def of_model(self, function: Callable[..., object]) -> object:
         """Return a function of the key and the model."""
@@ -532,7 +506,7 @@ class Shard:
             if rules is None:
                 return None
             is_new = asked.adapt and rows.are_stale(seen, rules)
-        found = rows.under(q, Known(pattern), None if is_new else rules, seen=seen)
+        found = rows.under(seen, Known(pattern), None if is_new else rules)
         if is_new:
             self._keep(asked.name, found.rules)
         hessian = _entries(found.hessian, pattern, likelihood.n_dim)
@@ -562,11 +536,6 @@ class Shard:
     def __sizeof__(self) -> int:
         """Return the bytes of the data, so that a scheduler knows what it holds."""
         return object.__sizeof__(self) + self._n_bytes
-
-
-def of_likelihood(function: Callable[..., object], *arguments: object) -> Request:
-    """Return the request for a function of the log likelihood, a `LogDensity`, and arguments."""
-    return Request(Shard.of_likelihood, (function, *arguments))
 
 
 def made(build: Callable[[Any], object], key: Hashable) -> pm.Model:
@@ -1046,7 +1015,7 @@ class Shards:
         ShardError
             Naming the shard that is not.
         """
-        facts: list[ModelFacts] = self.ask(Request(Shard.facts, (theta,)))
+        facts: list[ModelFacts] = self.ask(methodcaller("facts", theta))
         check_same(self.keys, facts)
         # Those that are the same in all shards are parts of the prior.
         names = facts[0].potentials if len(facts) > 1 else ()
@@ -1103,7 +1072,7 @@ class Shards:
         [(2001, 1.0), (2002, 1.0)]
         """
         passes = self.n_passes
-        results = self.ask(Request(Shard.of_model, (function,)))
+        results = self.ask(methodcaller("of_model", function))
         self.n_passes = passes
         return iter(zip(self.keys, results, strict=True))
 
@@ -1149,11 +1118,12 @@ class ShardedDensity(Sum):
     ) -> None:
         self.shards = shards
         model = shards.model(shards.keys[0])
-        info = ModelInfo.of(model, initial_point_function(model)())
-        steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(info.start)))
-        self._common, self._derived, self.observations = shards.look(info.start + steps)
+        point = initial_point_function(model)()
+        start = Layout.from_model(model, point).flatten(point)
+        steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(start)))
+        self._common, self._derived, self.observations = shards.look(start + steps)
         super().__init__(LogDensity(model, backend, compile_kwargs, factors=self._factors_of))
-        self._outlines: list[Outline] = shards.ask(Request(Shard.outline))
+        self._outlines: list[Outline] = shards.ask(methodcaller("outline"))
 
     def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
         return factors_of(model, [*model.free_RVs, *(model[name] for name in self._common)])
@@ -1180,7 +1150,7 @@ class ShardedDensity(Sum):
 
     def each(self, function: Callable[[LogDensity, Array], Any], theta: Array) -> Sequence[Any]:
         """Evaluate a function of the likelihood of each shard at points, (n_draws, n_dim)."""
-        return self.shards.ask(of_likelihood(function, theta))
+        return self.shards.ask(methodcaller("of_likelihood", function, theta))
 
     # --- by rows ---
 
@@ -1210,9 +1180,9 @@ class ShardedDensity(Sum):
         references, which = ((), None) if given is None else (given.references, given.which)
         names = tuple(Reference(None, reference.name) for reference in references)
         asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows_in_all)
-        parts: list[ShardExpectation] = self.shards.ask(Request(Shard.expected, (asked,)))
+        parts: list[ShardExpectation] = self.shards.ask(methodcaller("expected", asked))
         if any(part is None for part in parts):  # a shard that was made again has no rules
-            parts = self.shards.ask(Request(Shard.expected, (replace(asked, references=references),)))
+            parts = self.shards.ask(methodcaller("expected", replace(asked, references=references)))
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
         if wrong:
             self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
@@ -1271,7 +1241,7 @@ class ShardedDensity(Sum):
         """Return the mean of the Hessian over draws, (n_draws, n_dim), which evaluates what it is asked for."""
 
         def evaluated() -> MeanHessian:
-            parts = self.shards.ask(Request(Shard.mean_hessian, (theta, self.pattern is None)))
+            parts = self.shards.ask(methodcaller("mean_hessian", theta, self.pattern is None))
             return self._sum_of_hessians(self.prior.mean_hessian(theta), parts)
 
         return Later(self.pattern, evaluated)

@@ -4,7 +4,6 @@ import contextlib
 import functools
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +17,7 @@ from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.sparsity import ColouredHessian, Colouring, Products, significant, slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.flat import Functions
-from pymc_ngvi.reading.predictors import DataSeen
-
-if TYPE_CHECKING:
-    from pymc_ngvi.reading.predictors import HessianPattern, PatternSearch
+from pymc_ngvi.reading.predictors import DataSeen, HessianPattern, PatternSearch
 
 #: Dimensions up to which a pattern is looked for in Hessians that count as dense.
 _MOST_DENSE = 2_000
@@ -79,9 +75,7 @@ class SparseHessian:
             self._data = self._structure = self._found = None
             self._n_calls, self.looked = 0, False
 
-    def _by_graph(self) -> "HessianPattern":
-        from pymc_ngvi.reading.predictors import PatternSearch
-
+    def _by_graph(self) -> HessianPattern:
         if self._structure is None:
             self._data = DataSeen([self._logp], but=self._varying)
             self._search = self._search or PatternSearch(self._logp, self._theta, self._varying)
@@ -125,14 +119,9 @@ class SparseHessian:
         self._n_calls += 1
         if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
             point = theta[self._rng.integers(len(theta))]
-            if not self.check(point, self._rng) and self.widen(point[None]):
+            if len(coloured.inconsistent_rows(point, self._rng)) and self.widen(point[None]):
                 raise PatternWidened(f"the Hessian has had entries that its pattern lacked {self.n_widened} times")
         return coloured.mean_values(theta)
-
-    def check(self, point: Array, rng: np.random.Generator) -> bool:
-        """Tell whether the coloured Hessian at a point gives its product with a random vector."""
-        coloured = self.coloured
-        return coloured is None or not len(coloured.inconsistent_rows(point, rng))
 
     def widen(self, theta: Array) -> bool:
         """Add the entries that the pattern lacks at these points; tell whether there are any."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pymc.data import MinibatchOp
 from pymc.logprob.basic import transformed_conditional_logp
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph import Constant, Variable, ancestors, graph_replace
 from pytensor.tensor import as_tensor
 
@@ -25,7 +24,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, Expectation, MatrixHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import ModelRows
 from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.density.info import quoted
+from pymc_ngvi.density.info import data_in, quoted
 from pymc_ngvi.density.logdensity import LogDensity, Sum
 from pymc_ngvi.graphs.backends import quickly
 from pymc_ngvi.reading.predictors import Factor, factors_of
@@ -151,7 +150,7 @@ class BatchSource:
             raise TypeError(f"{_WHAT}; got {shortened(given)}.")
         self._iterate: Callable[[], Iterator[Any]] = (lambda: iter(given())) if is_factory else (lambda: iter(given))
         #: None where a pass has the order of the source, and no order of its own.
-        self.n_batches = _length(given) if hasattr(given, "__getitem__") else None
+        self.n_batches = len(given) if is_list else None
         self.is_read_once = isinstance(given, Iterator)
         self._open: Iterator[Any] | None = None
         self._next = Place()
@@ -254,13 +253,6 @@ def _unreadable(place: Place, error: Exception, which: str = "") -> BatchError:
     return BatchError(
         f"Batch {place.position + 1} of pass {place.number + 1}{which} can't be read: {type(error).__name__}: {error}"
     )
-
-
-def _length(given: Any) -> int | None:
-    try:
-        return len(given)
-    except TypeError:
-        return None
 
 
 # --- what a model takes of a batch: arrays for its data, of the right names, shapes and types ---
@@ -368,7 +360,7 @@ def batch_form(model: pm.Model) -> BatchForm:
             "The model reads pm.Minibatch data, which are all in memory, and batches are given: take one of them. With "
             "batches, put pm.Data in the place of pm.Minibatch."
         )
-    data = {var.name: var.get_value(borrow=True) for var in model.data_vars if isinstance(var, SharedVariable)}
+    data = {name: var.get_value(borrow=True) for name, var in data_in(model).items()}
     if not data:
         raise ValueError(
             "batches are dicts of arrays for the model's pm.Data, and the model has none: write, for example, "

@@ -320,7 +320,7 @@ def points_for(
 
 
 def _prior(density: ModelDensity, n: int, seed: int) -> Array:
-    draws = density.info.prior_draws(n, seed)
+    draws = density.prior_draws(n, seed)
     return draws[np.isfinite(draws).all(axis=1)]
 
 

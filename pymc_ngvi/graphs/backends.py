@@ -175,7 +175,8 @@ class Interpreted:
         for node in graph.toposort():
             node.op.prepare_node(node, None, None, "py")
             if self._known.keys() >= {*node.inputs}:
-                _run(node, self._known)
+                made = performed(node, [self._known[var] for var in node.inputs])
+                self._known.update((var, value) for var, [value] in zip(node.outputs, made, strict=True))
             else:
                 self._nodes.append(node)
         last = {var: node for node in self._nodes for var in node.inputs}
@@ -190,18 +191,18 @@ class Interpreted:
         values = self._known | {var: var.get_value(borrow=True) for var in self._shared}
         values |= {var: var.type.filter(x, allow_downcast=True) for var, x in zip(self._inputs, given, strict=True)}
         for node, done in zip(self._nodes, self._done, strict=True):
-            _run(node, values)
+            for var, [value] in zip(node.outputs, performed(node, [values[i] for i in node.inputs]), strict=True):
+                values[var] = value
             for var in done:
                 del values[var]
         return [copy(values[var]) for var in self._outputs]
 
 
-def _run(node: Apply, values: dict[Variable, Any]) -> None:
-    """Add what a node makes of values to these."""
-    found: list[list[Any]] = [[None] for _ in node.outputs]
-    node.op.perform(node, [values[var] for var in node.inputs], found)
-    for var, [value] in zip(node.outputs, found, strict=True):
-        values[var] = value
+def performed(node: Apply, inputs: list[Any]) -> list[list[Any]]:
+    """Return what a node makes of values of its inputs, each output in a list of its own."""
+    storage: list[list[Any]] = [[None] for _ in node.outputs]
+    node.op.perform(node, inputs, storage)
+    return storage
 
 
 def compile_options(

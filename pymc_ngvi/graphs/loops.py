@@ -136,12 +136,12 @@ short_derivatives = dfs_rewriter(_short_derivative)
 # --- vectorising graphs with loops (`pytensor.scan`): all draws and directions take each step of a loop together ---
 
 #: Draws in one call of a function whose thunks take longer than their work.
-_MOST_DRAWS = 128
+MOST_DRAWS = 128
 
 
 def draws_in_call(n_elements: int) -> int:
     """Return how many draws one call should take, from the elements of the largest temporary of one."""
-    return min(max(AT_ONCE // max(n_elements, 1), 1), _MOST_DRAWS)
+    return min(max(AT_ONCE // max(n_elements, 1), 1), MOST_DRAWS)
 
 
 def with_short_steps(outputs: list[Variable], simplify: Callable[[list[Variable]], list[Variable]]) -> list[Variable]:

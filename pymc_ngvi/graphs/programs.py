@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
@@ -20,7 +21,7 @@ from pymc_ngvi.core import scalars
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs.loops import ScalarLogAddExp
 from pymc_ngvi.graphs.rewrites import rewritten
-from pymc_ngvi.rows.programs import CannotFollow, RowProgram, Writer, Written
+from pymc_ngvi.rows.programs import OPERATIONS, CannotFollow, RowProgram, Writer, Written
 
 _HIGHEST_ORDER = 2
 
@@ -28,19 +29,12 @@ _HIGHEST_ORDER = 2
 class ByParameters(ps.ScalarOp):
     """A derivative of the incomplete beta function I_x(a, b), or the gamma function P(k, x), by parameters."""
 
+    __props__ = ("by",)
+
     def __init__(self, by: str) -> None:
-        self.parameters = "k" if by[0] == "k" else "ab"
         super().__init__(upgrade_to_float_no_complex, name=f"{'gammainc' if by[0] == 'k' else 'betainc'}_{by}")
-        self.by, self.nin = by, len(self.parameters) + 1
+        self.by, self.nin = by, 2 + int(by[0] != "k")
         self.nfunc_spec = (f"{scalars.__name__}.{self.name}", self.nin, 1)
-
-    def __eq__(self, other: object) -> bool:
-        """Compare what it is a derivative of, and by what."""
-        return type(self) is type(other) and self.by == other.by
-
-    def __hash__(self) -> int:
-        """Return that of what is compared."""
-        return hash((type(self), self.by))
 
     @property
     def on_arrays(self) -> Callable[..., Array]:
@@ -58,32 +52,35 @@ class ByParameters(ps.ScalarOp):
                 grad_not_implemented(self, k, i, "It is a second derivative already, and there are no third ones")
                 for k, i in enumerate(inputs)
             ]
-        density, scores = _density(*inputs)
-        by_parameters = [ByParameters("".join(sorted(self.by + p)))(*inputs) for p in self.parameters]
-        by_x = density * scores[self.parameters.index(self.by)]
-        return [grads[0] * slope for slope in (*by_parameters, by_x)]
+        return [grads[0] * slope for slope in _slopes(self.name, inputs)]
 
 
-def _density(*inputs: Variable) -> tuple[Variable, list[Variable]]:
-    """Return the derivative by x, and those of its logarithm by parameters."""
-    *parameters, x = inputs
-    if len(parameters) == 1:
-        k = parameters[0]
-        return ps.exp((k - 1) * ps.log(x) - x - gammaln(k)), [ps.log(x) - psi(k)]
-    a, b = parameters
-    log_density = (a - 1) * ps.log(x) + (b - 1) * ps.log1p(-x) - gammaln(a) - gammaln(b) + gammaln(a + b)
-    return ps.exp(log_density), [ps.log(x) - psi(a) + psi(a + b), ps.log1p(-x) - psi(b) + psi(a + b)]
+def _slopes(name: str, inputs: Sequence[Variable]) -> list[Variable]:
+    """Return the derivatives of an incomplete function by its arguments, by the rules of programs."""
+    writer = Writer(len(inputs))
+    slopes: Any = OPERATIONS[name].slopes
+    program = writer.written(slopes(writer.call(name, *writer.inputs), *writer.inputs))
+    values = [*inputs, *map(ps.constant, program.constants)]
+    for call in program.calls:
+        values.append(
+            (_SCALARS.get(call.name) or ByParameters(call.name.split("_")[1]))(*[values[k] for k in call.read])
+        )
+    return [values[k] for k in program.outputs]
+
+
+#: What the rules are made of, beside further derivatives.
+_SCALARS = {
+    "add": ps.add, "sub": ps.sub, "mul": ps.mul, "neg": ps.neg, "exp": ps.exp, "log": ps.log, "log1p": ps.log1p,
+    "gammaln": gammaln, "psi": psi,
+}  # fmt: skip
 
 
 class _Smooth:
     """The derivatives of an incomplete function, in the place of PyTensor's."""
 
-    sign = 1.0
-
     def pullback(self, inputs: list[Variable], outputs: list[Variable], grads: list[Variable]) -> list[Variable]:
         """Return the derivatives by parameters, and by x."""
-        slopes = [ByParameters(p)(*inputs) for p in ("ab" if len(inputs) > 2 else "k")]
-        return [grads[0] * self.sign * slope for slope in (*slopes, _density(*inputs)[0])]
+        return [grads[0] * slope for slope in _slopes(NAMES[type(self)], inputs)]
 
 
 class SmoothBetaInc(_Smooth, BetaInc):
@@ -96,8 +93,6 @@ class SmoothGammaInc(_Smooth, GammaInc):
 
 class SmoothGammaIncC(_Smooth, GammaIncC):
     """Q(k, x) = 1 - P(k, x)."""
-
-    sign = -1.0
 
 
 _SMOOTH: dict[type, type] = {BetaInc: SmoothBetaInc, GammaInc: SmoothGammaInc, GammaIncC: SmoothGammaIncC}
@@ -131,7 +126,7 @@ def is_tail(node: Apply) -> bool:
 
 # --- programs from PyTensor's graphs of operations element by element ---
 
-#: Names in `rows.programs.operations` of what has one meaning, whatever the types of their arguments.
+#: Names in `rows.programs.OPERATIONS` of what has one meaning, whatever the types of their arguments.
 NAMES: dict[type, str] = {
     ps.Sub: "sub", ps.TrueDiv: "div", ps.Neg: "neg", ps.Sqr: "sqr", ps.Sqrt: "sqrt", ps.Reciprocal: "reciprocal",
     ps.Abs: "abs", ps.Pow: "pow", ps.Mod: "mod", ps.IntDiv: "floor_divide",

@@ -4,6 +4,7 @@ import functools
 import itertools
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -12,6 +13,7 @@ from pytensor import scalar as ps
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import optdb
 from pytensor.compile.rewriting import inline_ofg_node
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph import Apply, Constant, FunctionGraph, RewriteDatabaseQuery, Variable, clone
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import GraphRewriter, PatternNodeRewriter, dfs_rewriter, node_rewriter
@@ -57,6 +59,13 @@ def rewritten(outputs: list[Variable], *rewriters: GraphRewriter) -> list[Variab
 def named(include: tuple[str, ...], exclude: tuple[str, ...]) -> GraphRewriter:
     """Return PyTensor's rewrites by their names, made once: what they apply to is looked up at their first use."""
     return optdb.query(RewriteDatabaseQuery(include=include, exclude=exclude))
+
+
+def stored_value(var: Variable) -> Any:
+    """Return what a constant or shared variable holds, which may be no array; None for any other variable."""
+    if isinstance(var, SharedVariable):
+        return var.get_value(borrow=True)
+    return var.data if isinstance(var, Constant) else None
 
 
 def has_op(outputs: list[Variable], kind: type) -> bool:

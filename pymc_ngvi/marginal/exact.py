@@ -244,7 +244,7 @@ def _quadrature(
         raise Unavailable(reason.code, reason.sentence) from None
     is_concave, places = not rows_not_concave(density)[forest.locals_].any(), np.empty((0, forest.n_local))
     if not is_concave and forest.n_levels > 1:
-        prior = density.info.prior_draws(_N_PLACES, _SEED)[:, forest.locals_]
+        prior = density.prior_draws(_N_PLACES, _SEED)[:, forest.locals_]
         places = np.concatenate([*(other.mean()[None, forest.locals_] for other in others), prior])
     mean, sd, first = q.mean(), q.sd(), Centres.empty(1, forest)
     first.mean[:] = mean[forest.locals_]

@@ -1,6 +1,7 @@
 """log p of the model and of the data that were fitted, as a whole and in terms, whatever the model's data are now."""
 
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.expectations import RowTerms
-from pymc_ngvi.density.shards import ShardedDensity, of_likelihood
+from pymc_ngvi.density.shards import ShardedDensity
 from pymc_ngvi.marginal.quadrature import BatchPlan, Forest, Integers, SomeBlocks, TermsByRows, sub_forest
 
 # --- terms of log p whose rows are in shards: those of the prior here, those of the data where these are, added up ---
@@ -28,7 +29,7 @@ class TermsInShards:
         assert rows is not None
         self._prior = TermsByRows(RowTerms(rows, forest), forest)
         self._shards, self._forest = density.shards, forest
-        self._places: list[Integers] = self._shards.ask(of_likelihood(_places, forest))
+        self._places: list[Integers] = self._shards.ask(methodcaller("of_likelihood", _places, forest))
 
     def chunk(self, n_nodes: int) -> int:
         """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
@@ -50,9 +51,9 @@ class TermsInShards:
 
     def _of_shards(self, g: Array, local: Array) -> Sequence[tuple[Array, Array]]:
         own = [local[:, :, places] for places in self._places]
-        answers = self._shards.ask([of_likelihood(_terms, None, g, part) for part in own])
+        answers = self._shards.ask([methodcaller("of_likelihood", _terms, None, g, part) for part in own])
         if any(answer is None for answer in answers):  # a shard that was made again knows no forest yet
-            answers = self._shards.ask([of_likelihood(_terms, self._forest, g, part) for part in own])
+            answers = self._shards.ask([methodcaller("of_likelihood", _terms, self._forest, g, part) for part in own])
         return answers
 
 
@@ -61,7 +62,8 @@ def _places(likelihood: LogDensity, forest: Forest) -> Integers:
     rows = likelihood.rows
     assert rows is not None
     touched = np.zeros(forest.n_dim, dtype=bool)
-    touched[rows.linear_map.plain.columns_used()] = True
+    depends = rows.predictors.dependence
+    touched[depends.sets[np.unique(depends.index)].indices] = True
     blocks = np.unique(forest.block[touched[forest.locals_]])
     return np.flatnonzero(np.isin(forest.block, blocks))
 
@@ -105,13 +107,13 @@ class FittedDensity:
     def log_p_at_point(self) -> float:
         """Return log p at the point."""
         if self._log_p is None:
-            with self._density.info.data.restored():
+            with self._density.data.restored():
                 self._log_p = self._now()
         return self._log_p
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n,), at the rows of ``theta``."""
-        with self._density.info.data.restored():
+        with self._density.data.restored():
             self._check()
             return self._density.logp(theta)
 
@@ -122,7 +124,7 @@ class FittedDensity:
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
         split = self.split()
-        with self._density.info.data.restored():
+        with self._density.data.restored():
             return split.terms(g, local)
 
     def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
@@ -132,7 +134,7 @@ class FittedDensity:
     def split(self) -> TermsByRows | TermsInShards:
         """Return the terms, those of rows."""
         if self._terms is None:
-            with self._density.info.data.restored():
+            with self._density.data.restored():
                 self._check()
                 self._terms = self._of_rows()
         return self._terms

@@ -1011,8 +1011,8 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         gaussian = state.of_gaussian.q
         accepted = self._accept(state, MixtureState.of([gaussian]))
         extra = [gaussian.draws(3.0 * rng.standard_normal((_N_AROUND, self._target.n_dim)))]
-        if hasattr(self._target, "info"):
-            extra.append(self._target.info.prior_draws(_N_PRIOR, seed_of(rng)))
+        if hasattr(self._target, "prior_draws"):
+            extra.append(self._target.prior_draws(_N_PRIOR, seed_of(rng)))
         found, log_mass = modes(self._target, state.start, np.concatenate(extra), rng, self._n_components)
         known = replace(state, accepted=accepted, gaussian=gaussian, level=state.level + 1)
         return self._begin(known, MixtureState.of(found, log_mass)) if len(found) > 1 else replace(known, stage="grow")

@@ -442,7 +442,7 @@ class ReparametrisedDensity(OfAllData):
         self.n_gradients = self.n_hessians = 0
         guide, structure, blocks = transform.guide, transform.structure, transform.blocks
         exact = guide.is_exact and guide.density is density
-        self._second = guide if exact else GuideFunctions(density, structure, order=2)
+        self._second = guide if exact else GuideFunctions(density, structure, third=False)
         # The entries of the Hessian among its products with the directions of blocks, and its rows at the border.
         self.pattern = structure.pattern
         line = np.full(self.n_dim, -1)

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import prices
-from pymc_ngvi.core.messages import Reason, Unavailable, percent
+from pymc_ngvi.core.messages import Reason, Refused, Unavailable, percent
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, few_draws
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
-from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows, ratios
+from pymc_ngvi.density.rows_given import RowsGiven, latent_rows, ratios
 from pymc_ngvi.families.sparse import Factors
 from pymc_ngvi.marginal.pooled import (
     MOST_KHAT,
@@ -382,7 +382,7 @@ def latent_rows_of(density: ModelDensity) -> RowsGiven:
         raise Unavailable(Reason.IN_PART, f"the data are in {'shards' if density.is_sharded else 'batches'}")
     try:
         return latent_rows(density)
-    except NotRows as reason:
+    except Refused as reason:
         raise Unavailable(reason.code, f"no latent Gaussian model: {reason}") from None
 
 

@@ -4,16 +4,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
-from pymc_ngvi.core.types import AnyArray
-from pymc_ngvi.graphs.rewrites import dependent
+from pymc_ngvi.graphs.loops import MOST_DRAWS
+from pymc_ngvi.graphs.rewrites import dependent, stored_value
 from pymc_ngvi.ops.registry import Extra, largest, operation
-
-#: Points in a call, where there are many.
-MANY = 128
 
 # Measured on one core of a 2020s server, rounded: enough to tell seconds from minutes.
 _SECONDS_PER_NODE = 5e-6  # one Python thunk
@@ -60,14 +56,14 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along
 
 def estimate_of_jets(outputs: list[Variable], n_dim: int) -> Cost:
     """Estimate the cost of one evaluation of ``outputs`` with first derivatives that are carried along."""
-    cost = estimate(outputs, batch=MANY, passes=_JETS_PASSES * (1 + n_dim))
+    cost = estimate(outputs, batch=MOST_DRAWS, passes=_JETS_PASSES * (1 + n_dim))
     return replace(cost, widest=cost.widest * (1 + n_dim))
 
 
 def evaluation_seconds(
     outputs: list[Variable],
     *,
-    batch: int = MANY,
+    batch: int = MOST_DRAWS,
     passes: int = 1,
     along: Variable | None = None,
     compiled: bool = False,
@@ -88,11 +84,5 @@ def _work(nodes: list[Apply], unknown: int) -> Extra:
 
 def data_sizes(nodes: list[Apply]) -> list[int]:
     """Return the numbers of elements of the constants and shared variables that a graph reads."""
-    sizes = []
-    for leaf in {i for node in nodes for i in node.inputs if i.owner is None}:
-        data: AnyArray | None = (
-            leaf.get_value(borrow=True) if isinstance(leaf, SharedVariable) else getattr(leaf, "data", None)
-        )
-        if isinstance(data, np.ndarray | np.generic):
-            sizes.append(int(data.size))
-    return sizes
+    data = map(stored_value, {i for node in nodes for i in node.inputs if i.owner is None})
+    return [int(x.size) for x in data if isinstance(x, np.ndarray | np.generic)]

@@ -23,7 +23,6 @@ from pytensor.tensor.rewriting.shape import ShapeFeature
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.utils import _parse_gufunc_signature
-from scipy import sparse
 
 from pymc_ngvi.core.messages import NotApart, Reason, TooDenseError
 from pymc_ngvi.core.sparsity import (
@@ -32,13 +31,11 @@ from pymc_ngvi.core.sparsity import (
     Ints,
     Pairs,
     RowKinds,
-    check_entries,
     everything,
     joined,
     union,
 )
-from pymc_ngvi.core.types import Matrix
-from pymc_ngvi.graphs.backends import quickly, without_c
+from pymc_ngvi.graphs.backends import performed, quickly, without_c
 from pymc_ngvi.graphs.programs import NAMES
 from pymc_ngvi.rows.programs import OPERATIONS, Operation
 
@@ -109,12 +106,10 @@ def differentiable_inputs(node: Apply) -> list[Variable]:
 # --- what is known of the variables of a graph without a value for theta: kinds, values, shapes ---
 
 
-class Kind(enum.Enum):
-    """How a variable depends on theta."""
+class Kind(enum.IntEnum):
+    """How a variable depends on theta: not at all, without derivatives or on data that vary, or with derivatives."""
 
-    KNOWN = "not at all"
-    STEP = "with derivatives of 0, or on data that vary"
-    ACTIVE = "with derivatives"
+    KNOWN, STEP, ACTIVE = 0, 1, 2
 
 
 class Facts:
@@ -265,23 +260,25 @@ def one_if_scalar(index: Ints, shape: tuple[int, ...]) -> Ints:
     return np.zeros(1, dtype=np.int64) if math.prod(shape) == 1 else index
 
 
-# --- how elements of one input of a node come into those of its output: in place, over axes, by a matrix, at indices
-# ---
-
-
-type Lengths = tuple[int, ...]
+# --- how elements of an input of a node come into those of its output: in place, over axes, by a matrix, at indices ---
 
 
 class Way(Protocol):
     """How elements of one input come into those of the output."""
 
-    adds: tuple[int, ...] | None = None
+    #: Along which the input is added up; None where it is not.
+    axes: tuple[int, ...] | None = None
 
     def spread(self, part: Dependence) -> Dependence:
         """Return on what the output depends by this input; it may be broadcast to the output."""
 
-    def gathered(self, used: Bools) -> Bools:
-        """Return which elements of the input the used ones of the output are made of."""
+    def gathered(self, used: Bools, shape: tuple[int, ...]) -> Bools:
+        """Return which elements of the input, of a shape, the used ones of the output are made of."""
+        own = Dependence.identity(math.prod(shape))
+        made = self.spread(Dependence(own.sets, own.index.reshape(shape)))
+        sets = np.zeros(made.sets.shape[0], dtype=bool)
+        sets[np.broadcast_to(made.index, used.shape)[used]] = True
+        return np.asarray(made.sets.T @ sets).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -289,108 +286,35 @@ class Each(Way):
     """Element by element, broadcast; where a known condition says ``branch``, if there is one."""
 
     facts: Facts
-    var: Variable
     condition: Variable | None = None
     branch: bool = True
 
-    def _chosen(self) -> Bools | None:
-        if self.condition is None or not self.facts.is_known(self.condition):
-            return None
-        return np.asarray(self.facts.value(self.condition)).astype(bool) == self.branch
-
     def spread(self, part: Dependence) -> Dependence:  # noqa: D102
-        chosen = self._chosen()
-        return part if chosen is None else part.kept(chosen)
-
-    def gathered(self, used: Bools) -> Bools:  # noqa: D102
-        chosen = self._chosen()
-        return unbroadcast(used if chosen is None else used & chosen, self.facts.shape(self.var))
+        if self.condition is None or not self.facts.is_known(self.condition):
+            return part
+        return part.kept(np.asarray(self.facts.value(self.condition)).astype(bool) == self.branch)
 
 
 @dataclass(frozen=True)
 class Over(Way):
     """All elements along some axes, which the output has not, or has others in the place of."""
 
-    facts: Facts
-    var: Variable
     axes: tuple[int, ...]
     keepdims: bool = False
-
-    @property
-    def adds(self) -> tuple[int, ...]:  # type: ignore[override]  # noqa: D102
-        return tuple(axis % self.var.type.ndim for axis in self.axes)
 
     def spread(self, part: Dependence) -> Dependence:  # noqa: D102
         return part.reduced(self.axes, keepdims=self.keepdims)
 
-    def gathered(self, used: Bools) -> Bools:  # noqa: D102
-        shape = self.facts.shape(self.var)
-        if not self.keepdims:
-            return np.broadcast_to(np.expand_dims(used, self.axes), shape)
-        return unbroadcast(used.any(axis=self.axes, keepdims=True), shape, n_core=-min(self.axes))
-
-
-@dataclass(frozen=True)
-class UpTo(Way):
-    """The elements up to each along an axis."""
-
-    axis: int
-
-    @property
-    def adds(self) -> tuple[int, ...]:  # type: ignore[override]  # noqa: D102
-        return (self.axis,)
-
-    def spread(self, part: Dependence) -> Dependence:  # noqa: D102
-        rows = np.moveaxis(part.index, self.axis, 0)
-        n = len(rows)
-        check_entries(n * (n + 1) // 2)
-        before = RowKinds(sparse.csr_array(np.tri(n, dtype=bool)), np.arange(n))
-        made = Dependence(part.sets, rows.reshape(n, -1)).multiplied(before)
-        return Dependence(made.sets, np.moveaxis(made.index.reshape(rows.shape), 0, self.axis))
-
-    def gathered(self, used: Bools) -> Bools:  # noqa: D102
-        return np.flip(np.logical_or.accumulate(np.flip(used, self.axis), self.axis), self.axis)
-
 
 @dataclass(frozen=True)
 class ByMatrix(Way):
-    """Products with a known matrix, or with its inverse; ``from_left``, or from the right.
+    """Products along an axis with a known matrix, whose rows are found when they are needed."""
 
-    An input that has no axis of columns is one column.
-    """
-
-    facts: Facts
-    var: Variable
-    matrix: Matrix
-    from_left: bool
-    is_inverse: bool = False
-    is_column: bool = False
-
-    @property
-    def adds(self) -> tuple[int, ...]:  # type: ignore[override]  # noqa: D102
-        ndim = self.var.type.ndim
-        return (ndim - 1,) if self.is_column or not self.from_left else (ndim - 2,)
-
-    def _kinds(self) -> RowKinds:
-        if self.is_inverse:
-            return RowKinds.of_inverse(self.matrix)
-        return RowKinds.of(self.matrix if self.from_left else self.matrix.T)
+    kinds: Callable[[], RowKinds]
+    axes: tuple[int]
 
     def spread(self, part: Dependence) -> Dependence:  # noqa: D102
-        if not self.from_left:
-            return part.transposed().multiplied(self._kinds()).transposed()
-        if self.is_column:
-            made = Dependence(part.sets, part.index[..., None]).multiplied(self._kinds())
-            return Dependence(made.sets, made.index[..., 0])
-        return part.multiplied(self._kinds())
-
-    def gathered(self, used: Bools) -> Bools:  # noqa: D102
-        shape = self.facts.shape(self.var)
-        if not self.from_left:
-            return unbroadcast(self._kinds().met(used.swapaxes(-1, -2)).swapaxes(-1, -2), shape, n_core=2)
-        if self.is_column:
-            return unbroadcast(self._kinds().met(used[..., None])[..., 0], shape, n_core=1)
-        return unbroadcast(self._kinds().met(used), shape, n_core=2)
+        return part.multiplied(self.kinds(), *self.axes)
 
 
 @dataclass(frozen=True)
@@ -412,17 +336,6 @@ class AddedAt(Way):
     def spread(self, part: Dependence) -> Dependence:  # noqa: D102
         where = self.targets()
         return part.spread(where.shape).collected(where, self.facts.shape(self.node.inputs[0]))
-
-    def gathered(self, used: Bools) -> Bools:  # noqa: D102
-        return unbroadcast(used.ravel()[self.targets()], self.facts.shape(self.node.inputs[1]))
-
-
-def unbroadcast(used: Bools, shape: Lengths, n_core: int = 0) -> Bools:
-    """Return which elements of an array are used where it is broadcast to others, but for its last axes."""
-    lead, n_batch = used.ndim - len(shape), used.ndim - n_core
-    axes = tuple(axis for axis in range(n_batch) if axis < lead or shape[axis - lead] == 1 != used.shape[axis])
-    reduced = used.any(axis=axes, keepdims=True)
-    return np.broadcast_to(reduced.reshape(reduced.shape[lead:]), shape)
 
 
 #: From a variable through which derivatives pass to its dependence.
@@ -494,9 +407,9 @@ class FromWays(Elements):
         uses = []
         for var, way in self._active():
             if var in self.linear:
-                uses.append((var, way.gathered(mask)))
+                uses.append((var, way.gathered(mask, self.facts.shape(var))))
             else:
-                pairs.add_within(of(var), way.gathered(mask))
+                pairs.add_within(of(var), way.gathered(mask, self.facts.shape(var)))
         return uses
 
     def is_linear(self, varying: list[Variable]) -> bool:  # noqa: D102
@@ -504,7 +417,8 @@ class FromWays(Elements):
         return not multiplied and all(var in self.linear for var in varying)
 
     def added_axes(self, var: Variable) -> tuple[int, ...] | None:  # noqa: D102
-        return next((way.adds for other, way in self.ways if other is var), None)
+        axes = next((way.axes for other, way in self.ways if other is var), None)
+        return None if axes is None else tuple(axis % var.type.ndim for axis in axes)
 
     def _active(self) -> list[tuple[Variable, Way]]:
         return [(var, way) for var, way in self.ways if self.facts.is_active(var)]
@@ -541,10 +455,8 @@ class Rearranged(Elements):
         # In double precision, as the Op expects; it holds these numbers exactly.
         values = [np.asarray(n, dtype=np.float64) for n in numbers]
         values += [self.facts.value(i) for i in self.node.inputs[len(numbers) :]]
-        storage: list[list[Any]] = [[None] for _ in self.node.outputs]
         with without_c():  # a Blockwise Op makes a function of its core
-            self.node.op.perform(self.node, values, storage)
-        return [np.asarray(cell[0]).astype(np.int64) for cell in storage]
+            return [np.asarray(out).astype(np.int64) for [out] in performed(self.node, values)]
 
     def numbered(self) -> tuple[list[Ints], Ints]:
         """Return the elements of all inputs, counted from 1; and where the numbers of each input end."""

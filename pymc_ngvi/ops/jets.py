@@ -6,7 +6,6 @@ tens of times the nodes of log p, and building it takes longer than the fit.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property, reduce, singledispatch
 from typing import Any
 
@@ -21,7 +20,6 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import HasInnerGraph, Op, _NoPythonOp
 from pytensor.graph.traversal import toposort
 from pytensor.scan.op import Scan
-from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
@@ -37,15 +35,16 @@ from pytensor.tensor.linalg import (
 )
 from pytensor.tensor.math import All, Dot, Max, Sum
 from pytensor.tensor.math import Any as AnyTrue
-from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
 from pymc_ngvi.core.messages import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.graphs.backends import performed
 from pymc_ngvi.graphs.loops import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.graphs.rewrites import dependent
-from pymc_ngvi.ops.elements import AddedAt, Rearranged, core_op
+from pymc_ngvi.ops.elements import AddedAt, Kind, Rearranged, core_op
 from pymc_ngvi.ops.registry import MOVEMENT, operation
 from pymc_ngvi.rows.linear_map import consecutive
 from pymc_ngvi.rows.programs import CannotFollow, OnNumPy, derivatives
@@ -61,14 +60,6 @@ class NoJet(RefusedFor):
     """A graph has an operation for which there is no rule."""
 
     reason = Reason.NO_RULE
-
-
-class JetKind(IntEnum):
-    """What is known of a variable: it is the same at all points, it differs but has no derivatives, or it has them."""
-
-    FIXED = 0
-    VALUE = 1
-    JET = 2
 
 
 class Space:
@@ -142,21 +133,20 @@ _MOST_JETS = 8
 type Rule = Callable[..., AnyArray | list[AnyArray]]
 
 
-def elementwise(node: Apply, kinds: list[JetKind]) -> Rule:
+def elementwise(node: Apply, kinds: list[Kind]) -> Rule:
     """Return the rule of an operation."""
     op, scalar_op = node.op, node.op.scalar_op
     if len(node.outputs) > 1:
         raise NoJet(f"{op} has several outputs")
     is_real = node.outputs[0].type.dtype.startswith("float")
-    jets = [k for k, kind in enumerate(kinds) if kind is JetKind.JET and is_real]
+    jets = [k for k, kind in enumerate(kinds) if kind is Kind.ACTIVE and is_real]
     if isinstance(scalar_op, ps.Switch) and jets:
-        if kinds[0] is JetKind.JET:
+        if kinds[0] is Kind.ACTIVE:
             raise NoJet(f"{op} depends on coordinates by its condition")
         return _switch
-    if isinstance(scalar_op, ps.ScalarMaximum) and jets and len(kinds) == 2:
-        return lambda space, x, y: _switch(space, _is_at_least(x[:1], y[:1]), x, y)
-    if isinstance(scalar_op, ps.ScalarMinimum) and jets and len(kinds) == 2:
-        return lambda space, x, y: _switch(space, _is_at_least(-x[:1], -y[:1]), x, y)
+    if isinstance(scalar_op, ps.ScalarMaximum | ps.ScalarMinimum) and jets and len(kinds) == 2:
+        chosen = np.greater_equal if isinstance(scalar_op, ps.ScalarMaximum) else np.less_equal
+        return lambda space, x, y: _switch(space, chosen(x[:1], y[:1]) | np.isnan(x[:1]), x, y)
     if isinstance(scalar_op, ps.Add) and jets:
         return _add
     if isinstance(scalar_op, ps.Sub) and jets:
@@ -175,10 +165,6 @@ def elementwise(node: Apply, kinds: list[JetKind]) -> Rule:
         if jets:
             raise NoJet(str(reason)) from None
         return structural(op, node, kinds)
-
-
-def _is_at_least(x: AnyArray, y: AnyArray) -> AnyArray:
-    return (x >= y) | np.isnan(x)
 
 
 def _on_all_terms(function: Callable[..., AnyArray]) -> Rule:
@@ -255,7 +241,7 @@ class Elementwise:
 class Loop:
     """Runs a loop at all points."""
 
-    def __init__(self, node: Apply, kinds: list[JetKind]) -> None:
+    def __init__(self, node: Apply, kinds: list[Kind]) -> None:
         op: Scan = node.op
         info = op.info
         if info.as_while or info.n_mit_mot or info.n_untraced_sit_sot:
@@ -264,7 +250,7 @@ class Loop:
         self._n_seqs, self._n_states = info.n_seqs, len(self._taps)
         self._n_collected = info.n_nit_sot
         first_state = 1 + info.n_seqs
-        if kinds[0] is not JetKind.FIXED:
+        if kinds[0] is not Kind.KNOWN:
             raise NoJet("the number of steps depends on the point")
         states = kinds[first_state : first_state + self._n_states]
         seqs, others = kinds[1:first_state], kinds[first_state + self._n_states + self._n_collected :]
@@ -301,13 +287,13 @@ class Loop:
         return results + [np.stack(kept, axis=2) for kept in collected]
 
     @staticmethod
-    def _as(space: Space, x: AnyArray, kind: JetKind) -> AnyArray:
+    def _as(space: Space, x: AnyArray, kind: Kind) -> AnyArray:
         """Return a state with the same axes at each step."""
-        if kind is JetKind.JET:
+        if kind is Kind.ACTIVE:
             return space.lifted(x)
         return np.broadcast_to(x, (1, space.n_points, *x.shape[2:]))
 
-    def _filled(self, space: Space, buffer: AnyArray, past: list[AnyArray], kind: JetKind) -> AnyArray:
+    def _filled(self, space: Space, buffer: AnyArray, past: list[AnyArray], kind: Kind) -> AnyArray:
         """Return the last states, as many as the buffer has room for."""
         length = buffer.shape[2]
         found = np.stack(past[-length:], axis=2)
@@ -376,7 +362,7 @@ def _solved(op: SolveBase, a: Variable, b: Variable) -> Variable:
 class Program:
     """Evaluates outputs of a graph, with their derivatives."""
 
-    def __init__(self, inputs: list[Variable], kinds: list[JetKind], outputs: list[Variable]) -> None:
+    def __init__(self, inputs: list[Variable], kinds: list[Kind], outputs: list[Variable]) -> None:
         self._calls: list[_Call] = []
         self._slots = {var: k for k, var in enumerate(inputs)}
         self._kinds, self._n_inputs = list(kinds), len(inputs)
@@ -391,7 +377,7 @@ class Program:
             call.last = [k for k in dict.fromkeys([*call.read, *call.write]) if k not in seen]
             seen.update(call.last)
 
-    def _new(self, var: Variable, kind: JetKind) -> int:
+    def _new(self, var: Variable, kind: Kind) -> int:
         self._slots[var] = len(self._kinds)
         self._kinds.append(kind)
         return self._slots[var]
@@ -399,7 +385,7 @@ class Program:
     def _slot(self, var: Variable) -> int:
         if var not in self._slots:
             assert isinstance(var, Constant)
-            self._constants[self._new(var, JetKind.FIXED)] = np.asarray(var.data)[None, None]
+            self._constants[self._new(var, Kind.KNOWN)] = np.asarray(var.data)[None, None]
         return self._slots[var]
 
     def _translate(self, node: Apply) -> None:
@@ -415,8 +401,8 @@ class Program:
             self._calls.append(_Call(loop, read, write, []))
             return
         rule = elementwise(node, kinds) if isinstance(op, Elemwise) else structural(op, node, kinds)
-        kind = JetKind.FIXED if isinstance(op, Shape | Shape_i) else max(kinds, default=JetKind.FIXED)
-        of_integers = min(kind, JetKind.VALUE)
+        kind = Kind.KNOWN if isinstance(op, Shape | Shape_i) else max(kinds, default=Kind.KNOWN)
+        of_integers = min(kind, Kind.STEP)
         is_real = [out.type.dtype.startswith("float") for out in node.outputs]
         write = [self._new(out, kind if real else of_integers) for out, real in zip(node.outputs, is_real, strict=True)]
         self._calls.append(_Call(rule, read, write, []))
@@ -447,7 +433,7 @@ class Program:
 
 # --- rules for operations that move, add up and select elements ---
 
-_Kinds = list[JetKind]
+_Kinds = list[Kind]
 #: Leading axes of an array of jets.
 _LEAD = 2
 
@@ -459,15 +445,13 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
         return _OF_MATRICES[type(core_op(op))]
     if not MOVEMENT.keys().isdisjoint(type(core_op(op)).__mro__):
         return Movement(node, kinds)
-    if JetKind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
+    if Kind.ACTIVE in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
         raise NoJet(f"{op} has no rule")
     dtypes = [i.type.dtype for i in node.inputs]
 
     def at_point(inputs: tuple[AnyArray, ...], k: int) -> list[AnyArray]:
         values = [np.asarray(x[0, min(k, x.shape[1] - 1)], dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
-        storage: list[list[Any]] = [[None] for _ in node.outputs]
-        node.op.perform(node, values, storage)
-        return [np.asarray(value) for [value] in storage]
+        return [np.asarray(value) for [value] in performed(node, values)]
 
     def rule(space: Space, *inputs: AnyArray) -> list[AnyArray]:
         found = [at_point(inputs, k) for k in range(max((x.shape[1] for x in inputs), default=1))]
@@ -488,7 +472,7 @@ class _Facts:
 
     def is_known(self, var: Variable) -> bool:
         """Tell whether an input is the same at all points."""
-        return self._kinds[var] is JetKind.FIXED
+        return self._kinds[var] is Kind.KNOWN
 
     def value(self, var: Variable) -> AnyArray:
         """Return the value of an input at the first point."""
@@ -508,7 +492,7 @@ class Movement:
         self._elements = rule(node, self._facts)
         self._adds = not isinstance(self._elements, Rearranged)
         self._n = 2 if self._adds else len(self._elements.inputs)
-        if self._elements is None or any(kind is not JetKind.FIXED for kind in kinds[self._n :]):
+        if self._elements is None or any(kind is not Kind.KNOWN for kind in kinds[self._n :]):
             raise NoJet(f"the arguments of {node.op} depend on the point")
         self._varies = not all(isinstance(var, Constant) for var in node.inputs[self._n :])
         self._places: dict[object, Any] = {}
@@ -563,13 +547,6 @@ def _dim_shuffle(op: DimShuffle, node: Apply, kinds: _Kinds) -> Rule:
         return x.reshape(*lead, *[1 if new else next(lengths) for new in is_new])
 
     return rule
-
-
-@structural.register(TensorFromScalar)
-@structural.register(ScalarFromTensor)
-@structural.register(SpecifyShape)
-def _same(op: Op, node: Apply, kinds: _Kinds) -> Rule:
-    return lambda space, x, *rest: x
 
 
 @structural.register
@@ -636,8 +613,7 @@ def _log_sum_exp(op: LogSumExp, node: Apply, kinds: _Kinds) -> Rule:
         if len(x) == 1 or not space.order:
             return y0
         share /= total
-        y = np.empty((space.n_terms, *y0.shape[1:]))
-        y[:1] = y0
+        y = space.lifted(y0)
         y[1:] = (share * x[1:]).sum(axis=axes)
         if space.order == 2:
             space.seconds(y)[:] += (share * space.products(x, x)).sum(axis=axes) - space.products(y, y)
@@ -692,8 +668,7 @@ def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
         return value
     inverse, n = _or_nan(np.linalg.inv, a[:1]), space.n_dim
     rest = b[1:] if len(a) == 1 else (b[1:] if len(b) > 1 else 0.0) - np.matmul(a[1:], value)
-    out = np.empty((space.n_terms, *value.shape[1:]))
-    out[:1] = value
+    out = space.lifted(value)
     out[1 : 1 + n] = np.matmul(inverse, rest[:n])
     if space.order == 2:
         seconds = rest[n:] if len(a) == 1 else rest[n:] - _crossed(space, a, out)
@@ -713,8 +688,7 @@ def _lower_factor(space: Space, a: AnyArray) -> AnyArray:
     def derivatives(of_product: AnyArray) -> AnyArray:
         return np.matmul(factor, half * (inverse @ of_product @ inverse.mT))
 
-    out = np.empty((space.n_terms, *factor.shape[1:]))
-    out[:1] = factor
+    out = space.lifted(factor)
     out[1 : 1 + n] = derivatives(a[1 : 1 + n])
     if space.order == 2:
         space.seconds(out)[:] = derivatives(space.seconds(a) - _crossed(space, out, out.mT))
@@ -726,8 +700,7 @@ def _signs_and_log_determinants(space: Space, a: AnyArray) -> list[AnyArray]:
     if len(a) == 1:
         return [sign, value]
     relative = np.matmul(_or_nan(np.linalg.inv, a[:1]), a[1:])
-    out = np.empty((space.n_terms, *value.shape[1:]))
-    out[:1] = value
+    out = space.lifted(value)
     out[1:] = np.trace(relative, axis1=-2, axis2=-1)
     if space.order == 2:
         i, j = space.pairs
@@ -747,27 +720,23 @@ _OF_MATRICES: dict[type, Rule] = {
 MOST_DIMENSIONS = 20
 
 
-class ForwardMode:
-    """A log density as rules on jets."""
-
-    def __init__(self, logp: Variable, theta: Variable) -> None:
-        varying = dependent([logp], theta)
-        nodes = [node for node in toposort([logp]) if node.outputs[0] in varying]
-        given = dict.fromkeys(i for node in nodes for i in node.inputs if i not in varying)
-        self._given = [var for var in given if not isinstance(var, Constant)]
-        kinds = [JetKind.JET, *[JetKind.FIXED] * len(self._given)]
-        self._program = Program([theta, *self._given], kinds, [logp])
-
-    def compiled(self, compile_: Callable[[list[Variable], list[Variable]], Function]) -> "Jets":
-        """Return what evaluates it; ``compile_`` compiles a function, of what does not depend on theta."""
-        return Jets(self._program, compile_([], self._given) if self._given else None)
+def forward_mode(logp: Variable, theta: Variable) -> tuple[Program, list[Variable]]:
+    """Return a log density as rules on jets, and what these read that does not depend on theta."""
+    varying = dependent([logp], theta)
+    nodes = [node for node in toposort([logp]) if node.outputs[0] in varying]
+    read = dict.fromkeys(i for node in nodes for i in node.inputs if i not in varying)
+    given = [var for var in read if not isinstance(var, Constant)]
+    kinds = [Kind.ACTIVE, *[Kind.KNOWN] * len(given)]
+    return Program([theta, *given], kinds, [logp]), given
 
 
 class Jets:
-    """Evaluates a log density and its derivatives."""
+    """Evaluates a log density and its derivatives; see `forward_mode`."""
 
-    def __init__(self, program: Program, given: Function | None) -> None:
-        self._program, self._given = program, given
+    def __init__(
+        self, program: Program, given: list[Variable], compile_: Callable[[list[Variable], list[Variable]], Function]
+    ) -> None:
+        self._program, self._given = program, compile_([], given) if given else None
 
     def __call__(self, theta: Array, order: int) -> list[Array]:
         """Return log p and its derivatives at points, (n_points, n_dim)."""

@@ -63,7 +63,7 @@ from pytensor.tensor.subtensor import (
 )
 from scipy import sparse
 
-from pymc_ngvi.core.sparsity import Ints
+from pymc_ngvi.core.sparsity import Ints, RowKinds
 from pymc_ngvi.core.types import Matrix
 from pymc_ngvi.graphs.backends import python_loops
 from pymc_ngvi.graphs.odes import Solution
@@ -83,7 +83,6 @@ from pymc_ngvi.ops.elements import (
     Over,
     Rearranged,
     ScalarForm,
-    UpTo,
     broadcast_index,
     core_op,
     differentiable_inputs,
@@ -205,7 +204,7 @@ def _set_or_added(node: Apply, facts: Facts) -> Elements | None:
     x, y, *indices = node.inputs
     if isinstance(node.op, Blockwise) or not all(map(facts.is_known, indices)):
         return None
-    return FromWays(node, facts, [(x, Each(facts, x)), (y, AddedAt(node, facts))], linear=(x, y))
+    return FromWays(node, facts, [(x, Each(facts)), (y, AddedAt(node, facts))], linear=(x, y))
 
 
 def _lifted_set_or_added(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -268,7 +267,7 @@ def _reduced(node: Apply, facts: Facts) -> FromWays:
     [var] = node.inputs
     axes = range(var.type.ndim) if node.op.axis is None else node.op.axis
     is_sum = isinstance(node.op.scalar_op, ps.Add)
-    return FromWays(node, facts, [(var, Over(facts, var, tuple(axes)))], node.inputs if is_sum else ())
+    return FromWays(node, facts, [(var, Over(tuple(axes)))], node.inputs if is_sum else ())
 
 
 def _lifted_reduction(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -290,7 +289,9 @@ def _cumulated(node: Apply, facts: Facts) -> FromWays | None:
     [var] = node.inputs
     if node.op.axis is None and var.type.ndim != 1:
         return None
-    return FromWays(node, facts, [(var, UpTo(node.op.axis or 0))], node.inputs if node.op.mode == "add" else ())
+    axis = node.op.axis or 0
+    way = ByMatrix(lambda: RowKinds.up_to(facts.shape(var)[axis]), (axis,))
+    return FromWays(node, facts, [(var, way)], node.inputs if node.op.mode == "add" else ())
 
 
 def _lifted_cumulated(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -351,9 +352,9 @@ def _product(node: Apply, facts: Facts) -> FromWays:
     known = _known_operand(node, facts)
     if known is not None:
         place, matrix = known
-        var = b if place == 0 else a
-        return FromWays(node, facts, [(var, ByMatrix(facts, var, matrix, from_left=place == 0))], [var])
-    ways = [(a, Over(facts, a, (-1,), keepdims=True)), (b, Over(facts, b, (-2,), keepdims=True))]
+        var, axis, by_row = (b, -2, matrix) if place == 0 else (a, -1, matrix.T)
+        return FromWays(node, facts, [(var, ByMatrix(partial(RowKinds.of, by_row), (axis,)))], [var])
+    ways = [(a, Over((-1,), keepdims=True)), (b, Over((-2,), keepdims=True))]
     return FromWays(node, facts, ways, [a, b], [(a, b)], is_inner=True)
 
 
@@ -365,16 +366,13 @@ def _sparse_product(node: Apply, facts: Facts) -> FromWays | None:
 def _solution(node: Apply, facts: Facts) -> FromWays | None:
     """Take the solution as linear in the right-hand side: a column depends on that column, and on all of the matrix."""
     a, b = node.inputs
-    is_column = core_op(node.op).b_ndim == 1
-    known = _known_operand(node, facts)
+    axis, known = -core_op(node.op).b_ndim, _known_operand(node, facts)
     if known is not None and known[0] == 0:
-        return FromWays(
-            node, facts, [(b, ByMatrix(facts, b, known[1], True, is_inverse=True, is_column=is_column))], [b]
-        )
+        return FromWays(node, facts, [(b, ByMatrix(partial(RowKinds.of_inverse, known[1]), (axis,)))], [b])
+    of_b = b, Over((axis,), keepdims=True)
     if facts.is_active(a):
-        whole = Over(facts, a, (-2, -1), keepdims=True), Over(facts, b, (-2,), keepdims=True)
-        return None if is_column else FromWays(node, facts, list(zip((a, b), whole, strict=True)))
-    return FromWays(node, facts, [(b, Over(facts, b, (-1 if is_column else -2,), keepdims=True))], [b])
+        return None if axis == -1 else FromWays(node, facts, [(a, Over((-2, -1), keepdims=True)), of_b])
+    return FromWays(node, facts, [of_b], [b])
 
 
 def _lifted_product(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -411,7 +409,7 @@ PRODUCTS: dict[type, OpRecord] = {
     Cholesky: OpRecord("makes each element of all those of a matrix", OF_MANY, lambda node: [0.5], by_batch=True),
 }
 
-# --- operations element by element; what they do to a number is in `scalars` and in `rows.programs.operations` ---
+# --- operations element by element; what they do to a number is in `FORMS` and in `rows.programs.OPERATIONS` ---
 
 #: Functions of one argument that cost no more than a pass.
 _CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isinf", "invert", "reciprocal"}
@@ -420,9 +418,9 @@ _CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isi
 def _elements(node: Apply, facts: Facts) -> FromWays:
     form, inputs = ScalarForm.of(node), node.inputs
     linear = [inputs[k] for k in form.linear_in(len(inputs))]
-    ways = [(var, Each(facts, var)) for var in differentiable_inputs(node)]
+    ways = [(var, Each(facts)) for var in differentiable_inputs(node)]
     if form is ScalarForm.CHOICE:
-        ways = [(var, Each(facts, var, inputs[0], var is inputs[1])) for var in linear]
+        ways = [(var, Each(facts, inputs[0], var is inputs[1])) for var in linear]
     unknown = [k for k, var in enumerate(inputs) if not facts.is_known(var)]
     pairs = [(inputs[a], inputs[b]) for a, b in form.multiplied(len(inputs)) if a in unknown and b in unknown]
     return FromWays(

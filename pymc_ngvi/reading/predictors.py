@@ -421,13 +421,10 @@ class PatternSearch:
         [self._logp] = inline_inner_graphs(copied)
         self._theta = theta
         self._facts = Facts(self._logp, theta, varying)
-        self._is_fresh = True
 
     def run(self, max_entries: int = MOST_ENTRIES) -> HessianPattern:
         """Find the pattern for the data as they are now."""
-        if not self._is_fresh:
-            self._facts.refresh()
-        self._is_fresh = False
+        self._facts.refresh()
         facts, dependences = self._facts, Dependences(self._facts, self._theta)
         pairs = Pairs(facts.shape(self._theta)[0])
         try:
@@ -548,8 +545,7 @@ class Lift:
         return given
 
 
-# --- predictors of rows in terms of others: those that are the same numbers, written otherwise, are found by their
-# values ---
+# --- predictors of rows in terms of others: the same numbers, written otherwise, are found by their values ---
 #
 # The mean of an observation, and what PyTensor makes of its distance from the data, may be two predictors of a row,
 # which differ by an offset. Derivatives in the one mean something only where the other is gone.
@@ -662,7 +658,7 @@ def _affine(node: Apply, depends: dict[Variable, Slots], affine: dict[Variable, 
 
 #: Predictors of a row, at most, those that come in by one sum counted as one, and as many; groups of elements that
 #: come from different variables, at most.
-_MOST_PREDICTORS, _MOST_SLOTS, _MOST_GROUPS = 8, 24, 64
+MOST_PREDICTORS, _MOST_SLOTS, _MOST_GROUPS = 8, 24, 64
 #: Predictors of a row that is more than arithmetic with numbers, such as a determinant.
 _MOST_WHOLE = 3
 #: Predictors of a row, up to which nothing is gained by taking sums of them together.
@@ -827,7 +823,7 @@ def _summed(found: list[Rows]) -> tuple[list[Rows], list[Rows]]:
         if not rows.is_whole:
             groups.setdefault(tuple(column.tobytes() for column in rows.index.T), []).append(rows)
     merged = [*[_merged(group).by_sum() for group in groups.values()], *(rows for rows in found if rows.is_whole)]
-    wide = [rows for rows in merged if rows.n_directions > _MOST_PREDICTORS]
+    wide = [rows for rows in merged if rows.n_directions > MOST_PREDICTORS]
     return [rows for rows in merged if rows not in wide], wide
 
 
@@ -947,9 +943,7 @@ def _merged(group: list[Rows]) -> Rows:
     return Rows(first.index, first.slots, data, value, sources=sources)
 
 
-# --- what a function of rows tells of its second derivatives before any is made: which are not 0, and that they exist
-# ---
-
+# --- what a function of rows tells of its second derivatives before any is made ---
 
 type VariablePairs = frozenset[tuple[Variable, Variable]]
 
@@ -1163,19 +1157,11 @@ def _as_scaled(node: Apply, scaled: dict[Variable, _Scaled], facts: Facts) -> _S
         has_matrix = has_matrix or var in scaled
         if degree is None:
             return None
-        factors.append(
-            _power(factor if factor.type.ndim == out.type.ndim else factor.reshape((1,) * out.type.ndim), degree)
-        )
+        same = factor if factor.type.ndim == out.type.ndim else factor.reshape((1,) * out.type.ndim)
+        factors.append(same if degree == 1.0 else same**degree)
     if not factors or not has_matrix or (is_elementwise and unknown):
         return None
     return _Scaled(functools.reduce(pt.mul, factors), node.op(*matrices), not unknown)
-
-
-def _power(factor: Variable, degree: float) -> Variable:
-    """Return a power of a positive number, in the shortest form."""
-    if degree == 1.0:
-        return factor
-    return pt.sqrt(factor) if degree == 0.5 else 1.0 / factor if degree == -1.0 else factor**degree
 
 
 # --- the linear predictors of a log density: affine functions of theta that all else is made of ---
@@ -1323,15 +1309,18 @@ class Reading:
             self.terms: Terms = terms_of(self._inner.owner.inputs, self.predictors.vector, self._facts)
         self._data.take()
 
-    def refresh(self) -> bool:
-        """Take the data as they are now, the same elements of log p being rows as before; tell whether they changed.
+    def refresh(self, *, anew: bool = False) -> bool:
+        """Take the data as they are now; tell whether that was needed.
 
-        Where these are no rows any more, or others are, rows do not add up to log p.
+        The same elements of log p are rows as before: where these are no rows any more, or others are, rows do not add
+        up to log p. ``anew``, log p is taken apart once more, whatever has changed.
         """
-        if self._data.are_current():
+        if self._data.are_current() and not anew:
             return False
         self.predictors.refresh()
-        if not self._renew():
+        if anew:
+            self._facts.refresh()
+        if anew or not self._renew():
             self._take_apart()
         return True
 
@@ -1348,9 +1337,3 @@ class Reading:
         self.terms = terms
         self._data.take()
         return True
-
-    def retake(self) -> None:
-        """Take the data as they are now, and log p apart once more; raises as `refresh`."""
-        self.predictors.refresh()
-        self._facts.refresh()
-        self._take_apart()

@@ -1,7 +1,6 @@
 """Which variables of a model are effects of groups, their standard deviations, and rows: by what each is made of."""
 
 import functools
-import logging
 import math
 
 from collections import defaultdict
@@ -26,6 +25,7 @@ from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
+from pymc_ngvi.core.messages import logger
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.layout import Variable as Place
@@ -276,9 +276,6 @@ def whole_shape(rv: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     sizes = [getattr(size, "data", None) for size in rv.owner.inputs[1:]]
     return tuple(n if size is None else int(size) for size, n in zip(sizes, shape, strict=False))
 
-
-# A child of PyMC's logger, which has the handler.
-logger = logging.getLogger("pymc.ngvi")
 
 #: A Deterministic of more elements than this, one or more for each observation, counts as rows of the data.
 MAX_ROWS = 20

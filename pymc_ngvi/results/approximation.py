@@ -2228,7 +2228,7 @@ def load(
     if found:
         raise ValueError(f"{name} does not fit the model: " + "; ".join(found) + ".")
     data = SavedData(model, content["data"])
-    density.info = replace(density.info, data=data)
+    density.data = data
     if changed := data.changed():
         warnings.warn(
             f"{name} was fitted to other data: {', '.join(map(repr, changed))} differ, or are not in both. It "
@@ -2251,7 +2251,7 @@ def _approximation(name: str, content: Content, density: ModelDensity, fit: Cont
         generator = restored_generator(content["generator"])
     approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
     approx.record, approx.hist, approx.gap_hist = content["record"], content["hist"], content["gap_hist"]
-    approx._data = approx.density.info.data
+    approx._data = approx.density.data
     if fit is not None:
         approx._session = SavedFit(fit["snapshot"], fit["log_p"])
     return approx

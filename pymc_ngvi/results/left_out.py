@@ -35,7 +35,7 @@ from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState
 from pymc_ngvi.marginal.trees import IntegratedTrees
 from pymc_ngvi.results.distributions import LogMarginalLikelihood, Posterior, axes_of
 from pymc_ngvi.rows.expectation import RowFunction, Taken
-from pymc_ngvi.rows.linear_map import Entries, ManyMaps
+from pymc_ngvi.rows.linear_map import Entries, ManyMaps, symmetric
 
 # --- sites: Gaussian stand-ins of rows, what is left of q without one, and the predictive density of that row then ---
 #
@@ -652,18 +652,12 @@ def observed_name(posterior: Posterior, var_name: str | None) -> str:
 def _sites_of(found: ObservedRows, q: GaussianState) -> Iterator[RowSites]:
     """Return the sites of each kind of rows."""
     linear = found.linear_map
-    pairs = [kind.rows.index[:, [a, b]] for kind in found.kinds for a in range(kind.rows.k) for b in range(a + 1)]
     maps = ManyMaps.of(linear)
-    entries = Entries(maps.sparsity, maps.columns, pairs)
+    entries = Entries(maps.sparsity, maps.columns, [kind.rows.index for kind in found.kinds])
     covariances = iter(entries.of(maps).covariances(linear.covariances(q, entries.rows, entries.cols)[None]))
     eta = linear(q.location[None])[0]
     for kind in found.kinds:
-        k = kind.rows.k
-        cov = np.empty((len(kind.elements), k, k))
-        for a in range(k):
-            for b in range(a + 1):
-                cov[:, a, b] = cov[:, b, a] = next(covariances)
-        yield row_sites(kind.rows, eta[kind.rows.index], cov)
+        yield row_sites(kind.rows, eta[kind.rows.index], symmetric(covariances, kind.rows.k))
 
 
 def _of_linear_predictor(kind: ObservedKind, of_rows: RowSites) -> dict[str, Array]:

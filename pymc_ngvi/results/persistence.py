@@ -31,7 +31,7 @@ from pymc_ngvi.core.stored import Stored, all_stored, entry_of, stored, with_tag
 from pymc_ngvi.core.types import AnyArray, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
-from pymc_ngvi.density.info import DataSnapshot
+from pymc_ngvi.density.info import DataSnapshot, data_in
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.methods.reparam import PushforwardState, reparametrised
@@ -358,7 +358,7 @@ def data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of observations that are a graph, such as minibatches: their data have a name
         observed = find_observations(model)
-    named = {v.name: v.get_value(borrow=True) for v in model.data_vars if hasattr(v, "get_value")}
+    named = {name: v.get_value(borrow=True) for name, v in data_in(model).items()}
     return {**observed, **named}
 
 

@@ -21,7 +21,7 @@ from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened, sugg
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.info import quoted
+from pymc_ngvi.density.info import data_in, quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
 from pymc_ngvi.reading.roles import uncoupled_axes
 from pymc_ngvi.results.distributions import Posterior, roles_of, two_points
@@ -52,7 +52,7 @@ class NewData:
                 "arrays by the names of their pm.Data."
             )
         given = {} if given is None else checked_dict(given)
-        data = [v.name for v in model.data_vars if hasattr(v, "get_value")]
+        data = list(data_in(model))
         of_fit = {dim: _levels(coords[dim]) for dim, own in model.coords.items() if own is not None and dim in coords}
         for name in given:
             if name not in data and name not in model.coords:
@@ -1029,7 +1029,7 @@ def averages(
     by = [by] if isinstance(by, str) else list(by)
     with posterior.with_data_of_fit():
         rows = NewData.of(posterior.density.given, posterior.layout.coords, new_data)
-        data = [v.name for v in rows.model.data_vars if hasattr(v, "get_value")]
+        data = list(data_in(rows.model))
         for option, names in {"at": at or (), "slope": () if slope is None else (slope,)}.items():
             for name in names:
                 if name not in data:

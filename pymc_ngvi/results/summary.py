@@ -21,7 +21,7 @@ from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent, sug
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
-from pymc_ngvi.density.constrain import TermSums, log_densities
+from pymc_ngvi.density.constrain import log_densities, term_sums
 from pymc_ngvi.marginal.pooled import WEIGHTED, evenly_picked
 from pymc_ngvi.marginal.trees import SAID_ERROR
 from pymc_ngvi.reading.roles import Grouping, Roles, top_level_priors
@@ -578,7 +578,7 @@ def prior_sensitivity(
     posterior.refuse_changed_data("Power scaling would be about another posterior")
     priors, likelihoods = _scaled(posterior, prior_var_names, likelihood_var_names)
     theta, doubts = _drawn(posterior, draws, rng)
-    of_prior = TermSums(posterior.model, posterior.layout, lambda: log_densities(posterior.model, priors))(theta)
+    of_prior = term_sums(posterior.model, posterior.layout, lambda: log_densities(posterior.model, priors), theta)
     of_likelihood = _log_likelihood(posterior, theta, likelihoods, is_all=likelihood_var_names is None)
     shown = _shown(posterior, theta, var_names, seed_of(rng))
     tree = xr.DataTree.from_dict(
@@ -636,9 +636,9 @@ def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *,
     """
     model, layout = posterior.model, posterior.layout
     if not is_all:
-        return TermSums(model, layout, lambda: log_densities(model, names))(theta)
+        return term_sums(model, layout, lambda: log_densities(model, names), theta)
     others = [*(v.name for v in layout.variables), *(term.name for term in model.potentials)]
-    of_others = TermSums(model, layout, lambda: log_densities(model, others, jacobian=True))(theta)
+    of_others = term_sums(model, layout, lambda: log_densities(model, others, jacobian=True), theta)
     return posterior.density.logp(theta) - of_others
 
 

@@ -20,24 +20,21 @@ from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs.backends import filled_up, in_float64, without_c
 from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.ops import cost
-from pymc_ngvi.reading.predictors import Compile, Rows, interacts, shared_first
-from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction, row_slices
+from pymc_ngvi.reading.predictors import MOST_PREDICTORS, Compile, Rows, interacts, shared_first
+from pymc_ngvi.rows.expectation import CACHED_VALUES, Compiled, RowFunction, SummedRowFunction, row_slices
 from pymc_ngvi.rows.programs import (
     OPERATIONS,
     CannotFollow,
     OnNumPy,
     RowProgram,
-    Separation,
-    firsts,
+    derived,
     rewritten,
-    seconds,
+    separated,
 )
-from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
+from pymc_ngvi.rows.row_hessian import RowDerivatives
 
 #: Points at a time of a function that is more than arithmetic with numbers.
 _POINTS_AT_A_TIME = 32
-#: Predictors of rows that have an operation which programs do not know, at most.
-_MOST_COMPILED = 8
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,9 @@ class Flattened:
 
 # --- evaluates programs with JAX, on whatever device it has; few values with NumPy ---
 
-#: Values for which NumPy takes no longer than it takes to call a function of JAX, and values to ask for at a time: as
-#: many as the cache of a processor holds, on a GPU as many as make up for the call and for the copies there and back.
-_FEW, _AT_A_TIME = 2**13, 2**15
+#: Values for which NumPy takes no longer than it takes to call a function of JAX; the same on a GPU, and values to ask
+#: for at a time there: as many as make up for the call and for the copies there and back.
+_FEW = 2**13
 _FEW_ON_GPU, _AT_A_TIME_ON_GPU = 2**14, 2**20
 #: Operations in which JAX has far fewer right digits than SciPy where they are small.
 _LESS_EXACT = ("gammainc", "gammaincc", "betainc", "owens_t")
@@ -87,7 +84,7 @@ class OnJax:
         import jax
 
         is_processor = jax.default_backend() == "cpu"
-        self._few, self.at_a_time = (_FEW, _AT_A_TIME) if is_processor else (_FEW_ON_GPU, _AT_A_TIME_ON_GPU)
+        self._few, self.at_a_time = (_FEW, CACHED_VALUES) if is_processor else (_FEW_ON_GPU, _AT_A_TIME_ON_GPU)
         functions = [_function(call.name) for call in program.calls]
 
         def traced(*inputs: Any) -> list[Any]:
@@ -152,6 +149,9 @@ def _others() -> dict[str, Callable[..., Any]]:
 # --- rows as programs: PyTensor's graphs are read, and not compiled ---
 
 
+type _Plain = tuple[Compiled, NDArray[np.bool_]]
+
+
 class _Sum(NamedTuple):
     """What is read of rows along a sum."""
 
@@ -169,8 +169,7 @@ class Engine:
     def __init__(self, evaluated: Callable[[RowProgram], Compiled], compile_: Compile) -> None:
         self._evaluated, self._compile = evaluated, compile_
         self._read: WeakKeyDictionary[Variable, dict[tuple[object, ...], RowProgram]] = WeakKeyDictionary()
-        self._plainly: WeakKeyDictionary[Variable, dict[tuple[object, ...], tuple[Compiled, NDArray[np.bool_]]]]
-        self._plainly = WeakKeyDictionary()
+        self._plainly: WeakKeyDictionary[Variable, dict[tuple[object, ...], _Plain]] = WeakKeyDictionary()
         self._sums: WeakKeyDictionary[Variable, _Sum] = WeakKeyDictionary()
         self._functions: dict[RowProgram, Compiled] = {}
 
@@ -183,7 +182,7 @@ class Engine:
         try:
             return self._plain(rows) if rows.sum_ is None else self._summed(rows)
         except CannotFollow as reason:
-            if len(rows.slots) > _MOST_COMPILED:
+            if len(rows.slots) > MOST_PREDICTORS:  # it is compiled
                 raise NotApart(reason.sentence) from None
         inputs = {var: pt.matrix(dtype=var.type.dtype) for var in (*rows.slots, *rows.data)}
         with without_c():
@@ -236,29 +235,20 @@ class Engine:
                 self._functions[program] = OnNumPy(program)
         return self._functions[program]
 
-    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
-        """Return rows with their derivatives; None where they have an operation without one, or one not known here."""
-        found = self._derived(rows, firsts)
-        return None if found is None else FirstDerivatives(*found)
+    def derivatives[D: RowDerivatives](self, rows: Rows, kind: type[D]) -> D | None:
+        """Return derivatives of rows, with predictors that all share first.
 
-    def second_derivatives(self, rows: Rows) -> SecondDerivatives | None:
-        """Return the second derivatives of rows; None as above."""
-        found = self._derived(rows, seconds)
-        return None if found is None else SecondDerivatives(*found)
-
-    def _derived[By](
-        self, rows: Rows, write: Callable[[RowProgram, int], tuple[RowProgram, list[By]]]
-    ) -> tuple[Compiled, NDArray[np.int64], list[By], list[Array], int] | None:
-        """Return what `RowDerivatives` has, of rows with predictors that all share first."""
+        None where rows have an operation without one, or one that is not known here.
+        """
         if rows.is_whole:
             return None
         rows, n_shared = shared_first(rows)
         numbers, data = _data_of(rows)
         try:
-            program, by = write(self._value(rows, n_shared, numbers), len(rows.slots))
+            program, by = derived(self._value(rows, n_shared, numbers), len(rows.slots), kind.order)
         except CannotFollow:
             return None
-        return self._function(program), rows.index, by, data, n_shared
+        return kind(self._function(program), rows.index, by, data, n_shared)
 
 
 def _given(program: RowProgram, numbers: Sequence[float | None]) -> RowProgram:
@@ -291,12 +281,11 @@ def _along(rows: Rows) -> tuple[RowProgram, list[int]]:
     assert rows.sum_ is not None
     n_others = len(rows.slots) - rows.n_summed
     writer, [total] = read([*rows.slots, *rows.data], [rows.sum_], list(rows.data))
-    separation = Separation(writer, range(n_others))
     found = [
         (k, one, other)
         for k, slot in enumerate(writer.inputs[n_others : len(rows.slots)])
         if (slope := writer.slope(total, slot)) is not None
-        for one, other in separation.of(slope)
+        for one, other in separated(writer, slope, range(n_others))
     ]
     owners, ones, others = zip(*found, strict=True)
     zeros = [0.0 if n_others <= k < len(rows.slots) else None for k in range(len(writer.inputs))]

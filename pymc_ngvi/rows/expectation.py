@@ -76,24 +76,11 @@ def n_levels(size: int) -> int:
 @functools.cache
 def rule(k: int, levels: tuple[int, ...]) -> NormalRule:
     """Return the rule in ``k`` dimensions that has a level for each of its `blocks`."""
-    if len(levels) != len(blocks(k)):
-        raise ValueError(f"{k} dimensions have {len(blocks(k))} levels, not {len(levels)}")
     nodes, weights = _sparse_grid(k, _SPARSE[levels[0]]) if k > _FEW else _product([_line(level) for level in levels])
     i, j = np.tril_indices(k)
     second = nodes[:, i] * nodes[:, j] - (i == j)
     parts = np.concatenate([np.ones((len(nodes), 1)), nodes, second], axis=1)
     return NormalRule(nodes, np.ascontiguousarray((weights[:, None] * parts).T))
-
-
-@functools.cache
-def bend_weights(level: int) -> Array:
-    """Return the weights of (z^3 - 3 z) f and (z^4 - 6 z^2 + 3) f in one dimension, (2, n_nodes); 0 of coarse rules.
-
-    With three nodes they would tell of second derivatives.
-    """
-    z, w = _line(level)
-    third_and_fourth = np.asarray(w * np.polynomial.hermite_e.hermevander(z, 4).T[3:])
-    return third_and_fourth if len(z) >= _BENDS else np.zeros_like(third_and_fourth)
 
 
 @functools.cache
@@ -151,9 +138,6 @@ def _compositions(total: int, k: int) -> Iterator[tuple[int, ...]]:
 
 # --- which rule of quadrature each row has: a level for each block of its directions, all in one number ---
 
-
-# --- expectations row by row ---
-
 #: Bits of a level.
 _BITS = 4
 
@@ -180,10 +164,12 @@ def by_code(codes: Levels) -> Iterator[tuple[int, Index | slice]]:
         yield code, np.flatnonzero(codes == code)
 
 
+# --- expectations row by row ---
+
 type Compiled = Callable[..., Sequence[Array]]
 
 #: Values of a function that are computed at a time, and those along a sum.
-_CACHED, _STREAMED = 2**15, 2**14
+CACHED_VALUES, STREAMED_VALUES = 2**15, 2**14
 #: Levels for predictors that others in a sum are multiplied by. E[exp(z e^s)] is not finite: what counts is where q has
 #: its mass, and finer rules, which reach farther, would see how far out it gets large.
 _FEW_LEVELS = 5
@@ -228,7 +214,7 @@ class RowFunction:
     @property
     def at_a_time(self) -> int:
         """Values that are computed at a time."""
-        return int(getattr(self.function, "at_a_time", _CACHED))
+        return int(getattr(self.function, "at_a_time", CACHED_VALUES))
 
     @property
     def n_in_the_mean(self) -> int:
@@ -257,7 +243,7 @@ class RowFunction:
 
     def n_nodes(self, code: int) -> int:
         """Nodes of a rule."""
-        return _n_nodes(self.blocks, code)
+        return math.prod(map(n_nodes, self.blocks, unpacked(code, len(self.blocks))))
 
     def values(self, predictors: Sequence[Array], at: Index | slice) -> Array:
         """Return values, (n_points, n_rows), at predictors of that shape each; who asks counts what that takes."""
@@ -362,7 +348,7 @@ class SummedRowFunction(RowFunction):
         sd = np.sqrt(sum(map(np.square, across)))
         result = np.empty((len(second.weights), *middle.shape))
         nodes, own = second.nodes[:, :, None], [d[None] for d in data]
-        at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
+        at_a_time = getattr(self.of_sum, "at_a_time", STREAMED_VALUES)
         for some in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
             sums = nodes * sd[some]
             sums += middle[some]
@@ -382,13 +368,14 @@ class SummedRowFunction(RowFunction):
 
 @functools.cache
 def bend_rule(level: int) -> Array:
-    """Return the weights of a rule of one dimension, and those of third and fourth order, (5, n_nodes)."""
-    return np.concatenate([rule(1, (level,)).weights, bend_weights(level)])
+    """Return the weights of a rule of one dimension, and those of third and fourth order, (5, n_nodes).
 
-
-@functools.cache
-def _n_nodes(blocks: tuple[int, ...], code: int) -> int:
-    return math.prod(map(n_nodes, blocks, unpacked(code, len(blocks))))
+    The last two are those of (z^3 - 3 z) f and (z^4 - 6 z^2 + 3) f; 0 of a coarse rule: with three nodes they would
+    tell of second derivatives.
+    """
+    z, w = _line(level)
+    third_and_fourth = w * np.polynomial.hermite_e.hermevander(z, _BENDS - 1).T[3:] * (len(z) >= _BENDS)
+    return np.concatenate([rule(1, (level,)).weights, third_and_fourth])
 
 
 @functools.cache
@@ -606,16 +593,6 @@ class Taken:
         #: Nats by which expectations may be wrong, as far as finer rules tell; NaN where none was tried; (n_rows,).
         self.errors = np.full(len(mean), np.nan)
         self._whitened = rows.whitened(mean, self.root, self.codes, np.arange(len(mean)))
-
-    @property
-    def value(self) -> float:
-        """The expectation of the sum of all rows."""
-        return float(self.values.sum())
-
-    @property
-    def error(self) -> float:
-        """Nats by which the expectation may be wrong; NaN where rules of some rows were given."""
-        return float(self.errors.sum())
 
     @property
     def values(self) -> Array:

@@ -14,15 +14,17 @@ References
 import copy
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import ROUNDING
+from pymc_ngvi.core.sparsity import CACHED_ELEMENTS
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.rows.expectation import (
+    STREAMED_VALUES,
     Compiled,
     Index,
     Levels,
@@ -34,8 +36,7 @@ from pymc_ngvi.rows.expectation import (
     unpacked,
 )
 
-# --- rows whose function is dear: polynomials in their only predictor stand for it where their Gaussian has its mass
-# ---
+# --- rows whose function is dear: polynomials in their only predictor stand for it where a Gaussian has its mass ---
 
 
 #: Half of the interval of a polynomial, in standard deviations; those that have to be inside; part of the interval
@@ -47,8 +48,8 @@ _DEGREES, _ERROR = (12, 24, 48, 96), 1e-6
 _LAST, _LEFT, _STEP = 3, 1e-7, 4
 #: Values, about, that are asked for at each at which a polynomial is fitted.
 _TIMES = 4
-#: Data that are alike: parts of a power of 2. Values of rows at a time.
-_ALIKE, _VALUES_AT_A_TIME = 2.0**40, 2**14
+#: Data that are alike: parts of a power of 2.
+_ALIKE = 2.0**40
 #: Smallest interval.
 _LEAST = 1e-6
 
@@ -131,7 +132,7 @@ class TabulatedRowFunction(RowFunction):
         degree = self._tables.degree[tables]
         for one in np.unique(degree):
             columns = np.flatnonzero(degree == one)
-            for at in row_slices(len(columns), max(1, _VALUES_AT_A_TIME // max(len(points), 1))):
+            for at in row_slices(len(columns), max(1, STREAMED_VALUES // max(len(points), 1))):
                 self._write(points, rows, tables, columns[at], int(one), result)
         return result
 
@@ -244,11 +245,9 @@ _PATIENT, _LONGER = 6, np.array([1.0, 4.0, 16.0])[:, None, None]
 #: Distance over which derivatives are taken, in widths, and at least, relative; change of a width at a time; a fall of
 #: 0, in nats.
 _DIFFERENCE, _SMALLEST, _AT_MOST, _NOTHING = 0.05, 1e-6, 3.0, 1e-12
-#: Nodes of all points that are evaluated at a time.
-_AT_A_TIME = 2**16
 #: Steps of the sampler. Its proposals are off by some 4 % where they are off most, and so is a draw after no step; each
 #: takes another such factor.
-STEPS = 1
+_STEPS = 1
 _ROOT_2_PI = float(np.sqrt(2.0 * np.pi))
 
 
@@ -310,10 +309,6 @@ class _Integrand:
         ]
         return _Integrand(self.function, *parts)
 
-    def at_points(self, points: list[Array]) -> "_Integrand":
-        """Return the same at other predictors."""
-        return _Integrand(self.function, points, self.data, self.slopes)
-
 
 @dataclass(frozen=True)
 class Integrated:
@@ -342,13 +337,13 @@ class Integrated:
         whole = _Integrand(self.function, points, data, slopes)
         n_points, n_rows = np.broadcast_shapes(*[x.shape for x in inputs])
         result = np.empty((n_points, n_rows))
-        most = max(1, _AT_A_TIME // (1 + int(2 * _REACH / _FIRST) * 2))
+        most = max(1, CACHED_ELEMENTS // (1 + int(2 * _REACH / _FIRST) * 2))
         n_at_once = min(n_points, most)
         for rows in row_slices(n_rows, max(1, most // n_at_once)):
             part = whole.rows(rows)
             place = _nodes_of(part, (n_points, min(rows.stop, n_rows) - rows.start))
             for at in row_slices(n_points, n_at_once):
-                some = part.at_points([x[at] for x in part.points])
+                some = replace(part, points=[x[at] for x in part.points])
                 result[at, rows] = take(some, _Place(place.centre[at], place.scale[at], place.bend[at]))
         return result
 
@@ -434,7 +429,7 @@ def _log_mean(of: _Integrand, place: _Place) -> Array:
         nodes = _interleaved(nodes)
         some, own = of.rows(rows), _Place(place.centre[:, rows], place.scale[:, rows], place.bend[:, rows])
         coarse, spacing = total, 0.5 * spacing
-        for at in row_slices(len(nodes) - 1, max(1, _AT_A_TIME // total.size)):
+        for at in row_slices(len(nodes) - 1, max(1, CACHED_ELEMENTS // total.size)):
             total = total + _sum(*_integrand(some, own, _between(nodes[at.start : at.stop + 1])), top)
         result[:, rows] = np.log(total * (spacing / _ROOT_2_PI)) + top
         left = (np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0)
@@ -477,8 +472,8 @@ def _drawn(of: _Integrand, place: _Place, rng: np.random.Generator) -> Array:
     reached = np.cumsum(areas, axis=0)
     spacing = float(_FINE_NODES[1] - _FINE_NODES[0])
     shape = place.centre.shape
-    current, ratio = np.empty(shape), np.full(shape, -np.inf)
-    for step in range(1 + STEPS):
+
+    def proposed() -> tuple[Array, Array]:
         wanted = rng.random(shape) * reached[-1]
         at = np.minimum((reached <= wanted).sum(axis=0), len(areas) - 1)[None]
         left, right = (np.take_along_axis(x, at, axis=0)[0] for x in (density[:-1], density[1:]))
@@ -487,8 +482,17 @@ def _drawn(of: _Integrand, place: _Place, rng: np.random.Generator) -> Array:
         # The distribution function between two nodes is a parabola.
         part = np.clip(within * area / (left + np.sqrt(left**2 + within * (right**2 - left**2))), 0.0, 1.0)
         u = _FINE_NODES[at[0]] + spacing * part
-        z, slope = place.at(u)
-        proposed = of(z) + np.log(slope) - np.log(left + part * (right - left))
-        accept = np.log(rng.random(shape)) < proposed - ratio if step else np.ones(shape, dtype=bool)
-        current, ratio = np.where(accept, z, current), np.where(accept, proposed, ratio)
+        z, of_z = place.at(u)
+        return z, of(z) + np.log(of_z) - np.log(left + part * (right - left))
+
+    return sampled(proposed, rng)
+
+
+def sampled(proposed: Callable[[], tuple[Array, Array]], rng: np.random.Generator) -> Array:
+    """Return draws of an independence sampler, from proposals with the logarithms of their weights."""
+    current, ratio = proposed()
+    for _ in range(_STEPS):
+        z, log_weight = proposed()
+        accept = np.log(rng.random(z.shape)) < log_weight - ratio
+        current, ratio = np.where(accept, z, current), np.where(accept, log_weight, ratio)
     return current

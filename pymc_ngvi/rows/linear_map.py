@@ -2,7 +2,7 @@
 
 import functools
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.messages import TooDenseError
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
-from pymc_ngvi.core.sparsity import Dependence, Ints
+from pymc_ngvi.core.sparsity import Dependence, Ints, slices
 from pymc_ngvi.core.types import Array, Spread
 
 #: Share of the rows from which on a column is kept as a dense one.
@@ -108,12 +108,6 @@ class LinearMap:
     def _transposed(self) -> sparse.csr_array:
         return self.rest.T.tocsr()
 
-    def columns_used(self) -> NDArray[np.intp]:
-        """Return the coordinates that some predictor depends on, ascending."""
-        used = np.bincount(self.rest.indices, self.rest.data != 0.0, minlength=self.n_dim) > 0.0
-        used[self.columns[(self.dense != 0.0).any(axis=0)]] = True
-        return np.flatnonzero(used)
-
     def rows(self, index: NDArray[np.intp]) -> Array:
         """Return rows of X, dense, (n, n_dim)."""
         result: Array = self.rest[index].toarray()
@@ -137,8 +131,7 @@ class LinearMap:
                 else None
             )
             sign = 0.0 if weights is None else float(np.all(weights >= 0.0)) - float(np.all(weights <= 0.0))
-            for start in range(0, n, max(1, STREAMED // p)):
-                rows = slice(start, start + max(1, STREAMED // p))
+            for rows in slices(n, max(1, STREAMED // p)):
                 if weights is not None and sign:  # a matrix times its transpose takes half of the work
                     half = np.sqrt(np.abs(weights[rows]))[:, None] * self.dense[rows]
                     total += sign * (half.T @ half)
@@ -293,8 +286,6 @@ def paired_entries(starts: Ints, pair: Ints, most: int) -> tuple[Ints, Ints, Int
     return n, starts[i][number] + place // per_row, starts[j][number] + place % per_row
 
 
-# --- entries of covariances and precisions that rows ask for, at many values of what their predictors hang on ---
-
 # --- affine functions of one pattern at many values: products with all matrices, as with one block-diagonal matrix ---
 
 
@@ -415,6 +406,8 @@ class ManyMaps:
         return self._without_sums(result)
 
 
+# --- entries of covariances and precisions that rows ask for, at many values of what their predictors hang on ---
+
 #: Products of two entries of X that covariances may be sums of, at most, at one value.
 _MOST_PRODUCTS = 20_000_000
 
@@ -422,7 +415,9 @@ _MOST_PRODUCTS = 20_000_000
 class Entries:
     """Entries of symmetric matrices by x that rows ask for: of its covariance, and of its precision."""
 
-    def __init__(self, sparsity: Sparsity, columns: NDArray[np.intp], pairs: list[Ints]) -> None:
+    def __init__(self, sparsity: Sparsity, columns: NDArray[np.intp], indices: Iterable[Ints]) -> None:
+        # Of the predictors of rows, (n_rows, k) for each kind of these.
+        pairs = [i[:, [a, b]] for i in indices for a in range(i.shape[1]) for b in range(a + 1)]
         self.n_dim, self._columns, self.pairs = sparsity.n_dim, columns, pairs
         d = self.n_dim
         used = np.unique(sparsity.indices) if len(columns) else np.empty(0, dtype=np.int64)
@@ -518,3 +513,12 @@ class Seen(Batch):
     mean: Array
     #: Of all pairs of predictors that a row has: an array, (n_rows,), for each pair of each kind of rows.
     covariances: list[Array]
+
+
+def symmetric(parts: Iterator[Array], k: int) -> Array:
+    """Return symmetric matrices, (n, k, k), of their next entries by rows of the lower triangle."""
+    i, j = np.tril_indices(k)
+    values = np.stack([next(parts).ravel() for _ in i], axis=1)
+    result = np.empty((len(values), k, k))
+    result[:, i, j] = result[:, j, i] = values
+    return result

@@ -22,8 +22,8 @@ from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, Taken
-from pymc_ngvi.rows.integrated import STEPS, Integrated, TabulatedRowFunction, densities, distinct
-from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity
+from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct, sampled
+from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity, symmetric
 from pymc_ngvi.rows.row_hessian import Scatter
 from pymc_ngvi.rows.separable import FAR, are_concave, derivatives_of, is_quadratic
 
@@ -37,21 +37,19 @@ from pymc_ngvi.rows.separable import FAR, are_concave, derivatives_of, is_quadra
 # of which the first part does not hang on x, and p is normal, whatever the others are. So the row, integrated over p,
 # is a function of the first part: centred and non-centred forms come to the same.
 
-type Ints = NDArray[np.intp]
-
 
 class OwnGroup(NamedTuple):
     """Effects that rows of one kind read, one each."""
 
     #: shape (n,).
-    coordinates: Ints
+    coordinates: Index
     #: The kind of rows that read them, which of these, (n,), and by which of their predictors.
     kind: int
-    rows: Ints
+    rows: Index
     slot: int
     #: Their priors.
     prior_kind: int
-    prior_rows: Ints
+    prior_rows: Index
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +61,17 @@ class OwnEffects:
     n_dim: int
 
     @property
-    def coordinates(self) -> Ints:
+    def coordinates(self) -> Index:
         """All of them, in the order of the groups."""
         return np.concatenate([group.coordinates for group in self.groups])
 
     @property
-    def kept(self) -> Ints:
+    def kept(self) -> Index:
         """All other coordinates, ascending."""
         return np.setdiff1d(np.arange(self.n_dim), self.coordinates)
 
 
-def priors_of(rows: RowFunction, at: Ints) -> tuple[Array, Array, Array] | None:
+def priors_of(rows: RowFunction, at: Index) -> tuple[Array, Array, Array] | None:
     """Return the normal densities that some rows, quadratic in their only predictor, are; None where one is none.
 
     Their means, standard deviations, and logarithms of what they integrate to, (n,) each.
@@ -89,7 +87,7 @@ def priors_of(rows: RowFunction, at: Ints) -> tuple[Array, Array, Array] | None:
     return mean, sd, top + np.log(sd) + 0.5 * np.log(2.0 * np.pi)
 
 
-# --- which effects one row alone reads, and whether they can be integrated out; see `own_effects` ---
+# --- which effects one row alone reads, and whether they can be integrated out ---
 
 
 #: Part of the elements of a variable that rows are to read as their own: few do not pay for the further kind of rows.
@@ -153,7 +151,7 @@ def _reading(rows: RowFunction, sets: sparse.csr_array) -> sparse.csr_array:
     return total
 
 
-def _one_each(reader: sparse.csr_array, wanted: NDArray[np.bool_]) -> Ints:
+def _one_each(reader: sparse.csr_array, wanted: NDArray[np.bool_]) -> Index:
     """Return the row that reads each coordinate, (n_dim,), where each row has one of those that are wanted; else -1."""
     result = np.full(reader.shape[1], -1, dtype=np.intp)
     number = np.repeat(np.arange(reader.shape[0]), np.diff(reader.indptr))
@@ -261,17 +259,11 @@ class ManyRows:
         result, pairs, start = [], iter(seen.covariances), 0
         n, mean = len(self), seen.mean.ravel()
         for function in self.functions:
-            k, n_rows = function.k, len(function.index)
-            cov = np.empty((n_rows, k, k))
-            for a in range(k):
-                for b in range(a + 1):
-                    cov[:, a, b] = cov[:, b, a] = next(pairs).ravel()
-            given = None
+            here, given = slice(start, start + len(function.index) // n), None
             if rules is not None:
-                here = slice(start, start + n_rows // n)
                 given = rules.level[:, here].ravel(), rules.sd[:, here].ravel()
-            start += n_rows // n
-            result.append(Taken(function, mean[function.index], cov, given))
+            start = here.stop
+            result.append(Taken(function, mean[function.index], symmetric(pairs, function.k), given))
         return result
 
     def drawn_inside(self, x: Array, rng: np.random.Generator) -> Array:
@@ -395,18 +387,13 @@ class OwnDraws:
             result[:, ~is_far] = self.drawn(rng, eta[:, ~is_far], others[:-1], others[-1], has_far=False)
             return result
         cells = self._cells(eta, number, log_a)
-        current, ratio = np.empty(eta.shape), np.empty(eta.shape)
-        for step in range(1 + STEPS):
+
+        def proposed() -> tuple[Array, Array]:
             v, log_density = self._proposed(rng, cells)
-            z = (v - eta) / slope
-            [of_row] = self._function(v, *data)
-            proposed = of_row - 0.5 * z * z - log_density
-            if not step:
-                current, ratio = z, proposed
-                continue
-            accept = np.log(rng.random(eta.shape)) < proposed - ratio
-            current, ratio = np.where(accept, z, current), np.where(accept, proposed, ratio)
-        return current
+            z, [of_row] = (v - eta) / slope, self._function(v, *data)
+            return z, of_row - 0.5 * z * z - log_density
+
+        return sampled(proposed, rng)
 
     def _reaches(self, data: list[Array], eta: Array, log_a: Array, n: int) -> bool:
         """See to it that the lattice holds some predictors; tell whether it does, and pays."""
@@ -513,14 +500,14 @@ def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:
     return quantiles(_NORMAL, z[2:-2], density[2:-2], np.maximum(areas * (spacing / 24.0), 1e-300))
 
 
-# Rows at many values in which effects that one row alone reads are integrated out; see `own_effects`, and `many`.
+# --- rows at many values in which effects that one row alone reads are integrated out ---
 
 
 @dataclass(frozen=True, eq=False)
 class _OwnEffects(Batch):
     """The effects of one group."""
 
-    #: Of their priors' predictors, and w; see `own_effects`; shape (n_effects,).
+    #: Of their priors' predictors, and w, as above; shape (n_effects,).
     mean: Array
     sd: Array
     ratio: Array
@@ -574,7 +561,7 @@ class ManyRowsLeft(ManyRows):
             result[:, group.coordinates] = moved / effects.ratio[:, :, None]
         return result
 
-    def _each(self) -> Iterator[tuple[_OwnEffects, RowFunction, OwnGroup, Ints]]:
+    def _each(self) -> Iterator[tuple[_OwnEffects, RowFunction, OwnGroup, Index]]:
         """Yield the effects of each group, their rows, and the predictors of their priors."""
         groups = self.narrowing.effects.groups
         of_priors = (map_.p for map_ in self.narrowing.groups)
@@ -585,7 +572,7 @@ class Narrowing:
     """Integrates effects out of rows at many values."""
 
     def __init__(
-        self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Ints
+        self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Index
     ) -> None:
         self.effects, self.n_inside, self.kept = effects, effects.n_dim, effects.kept
         self._apart = _Apart(sparsity, columns, effects.coordinates)
@@ -606,21 +593,21 @@ class Narrowing:
         every = every[place[every % d] >= 0]
         starts = np.searchsorted(every // d, np.arange(sparsity.n_rows + 1))
         self._sparsity, self._columns = Sparsity(starts, place[every % d], len(left)), place[columns]
-        self._take, self._is_there = _found(every, parts[0])
-        self._added = [_found(every, part) for part in parts[1:]]
+        #: Of each part, which entries are left, and where.
+        self._places = [(np.flatnonzero(here), at[here]) for at, here in (_where(every, part) for part in parts)]
         keep = [functions[group.kind].index[group.rows] for group in effects.groups]
         indices = [*keep, *(rows.index for rows in self._left(functions, 1))]
-        pairs = [i[:, [a, b]] for i in indices for a in range(i.shape[1]) for b in range(a + 1)]
-        self.entries = Entries(self._sparsity, self._columns, pairs)
+        self.entries = Entries(self._sparsity, self._columns, indices)
 
     def of(self, rows: ManyRows) -> tuple[ManyRows, NDArray[np.bool_]]:
         """Return rows of what is left, and where effects can be integrated out."""
         n, maps = len(rows), self._apart.of(rows.maps)
         offset, dense, constant = maps.offset.copy(), maps.dense, rows.constant.copy()
         data = np.zeros((n, len(self._sparsity.indices)))
-        data[:, self._is_there] = maps.data[:, self._take]
+        (kept, places), *added = self._places
+        data[:, places] = maps.data[:, kept]
         made, own, is_right = list[RowFunction](), list[_OwnEffects](), np.ones(n, dtype=bool)
-        for group, map_, (take, there) in zip(self.effects.groups, self.groups, self._added, strict=True):
+        for group, map_, (take, there) in zip(self.effects.groups, self.groups, added, strict=True):
             per = self._counts[group.prior_kind]
             found = priors_of(rows.functions[group.prior_kind], _at(group.prior_rows, per, n))
             if found is None:
@@ -658,7 +645,7 @@ class Narrowing:
 class _Apart:
     """Takes columns of effects from the dense ones, as which they count where there are few rows."""
 
-    def __init__(self, sparsity: Sparsity, columns: Ints, effects: Ints) -> None:
+    def __init__(self, sparsity: Sparsity, columns: Index, effects: Index) -> None:
         is_effect = np.isin(columns, effects)
         self.sparsity, self.columns = sparsity, columns[~is_effect]
         self._moved, self._stay = np.flatnonzero(is_effect), np.flatnonzero(~is_effect)
@@ -693,9 +680,8 @@ class _GroupMap:
         self.p = functions[group.prior_kind].index[group.prior_rows, 0]
         d, starts = sparsity.n_dim, sparsity.starts
         codes = np.repeat(np.arange(sparsity.n_rows), np.diff(starts)) * d + sparsity.indices
-        order = np.argsort(codes, kind="stable")
-        self.of_w, has_w = _where(codes, order, self.p * d + group.coordinates)
-        self.of_b, self.has_b = _where(codes, order, self.eta * d + group.coordinates)
+        self.of_w, has_w = _where(codes, self.p * d + group.coordinates)
+        self.of_b, self.has_b = _where(codes, self.eta * d + group.coordinates)
         if not has_w.all():
             raise NotApart("an effect is not read by its prior")
         counts = (starts[1:] - starts[:-1])[self.p]
@@ -706,22 +692,16 @@ class _GroupMap:
         self.rows = self.eta[self.number]
 
 
-def _where(codes: Ints, order: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+def _where(codes: Index, wanted: Index) -> tuple[Index, NDArray[np.bool_]]:
     """Return where codes are those that are wanted, and which are there."""
+    if not len(codes):
+        return np.zeros_like(wanted), np.zeros(len(wanted), dtype=bool)
+    order = np.argsort(codes, kind="stable")
     at = order[np.minimum(np.searchsorted(codes, wanted, sorter=order), len(codes) - 1)]
     return at, codes[at] == wanted
 
 
-def _found(every: Ints, codes: Ints) -> tuple[Ints, Ints]:
-    """Return which of some codes are among all, and where they are there."""
-    if not len(every):
-        return every[:0], every[:0]
-    at = np.minimum(np.searchsorted(every, codes), len(every) - 1)
-    there = np.flatnonzero(every[at] == codes)
-    return there, at[there]
-
-
-def _at(rows: Ints, per: int, n: int) -> Ints:
+def _at(rows: Index, per: int, n: int) -> Index:
     """Return the numbers of some rows at all values."""
     return np.asarray((per * np.arange(n)[:, None] + rows).ravel())
 

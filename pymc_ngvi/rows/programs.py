@@ -512,10 +512,6 @@ class Writer:
             self._made[key] = self._new(name, read, None, is_condition=operation.is_condition)
         return Written(self, self._made[key])
 
-    def parts(self, value: Written, name: str) -> list[Written] | None:
-        """Return the arguments of a value that an operation made; None where another one did."""
-        return self.arguments(value) if self._names[value.at] == name else None
-
     def arguments(self, value: Written) -> list[Written]:
         """Return what a value is made of, one step back."""
         return [Written(self, k) for k in self._read[value.at]]
@@ -668,7 +664,7 @@ def _simpler(writer: Writer, name: str, args: Sequence[Written]) -> Written | No
 def _fits(writer: Writer, form: Form, value: Written, values: dict[str, Written]) -> bool:
     """Tell whether a value is of a form, and note what names stand for."""
     if isinstance(form, tuple):
-        args = writer.parts(value, form[0]) or []
+        args = writer.arguments(value) if writer.name_of(value) == form[0] else []
         orders = (args, args[::-1]) if form[0] == "mul" else (args,)
         return bool(args) and any(
             all(_fits(writer, one, arg, values) for one, arg in zip(form[1:], order, strict=True)) for order in orders
@@ -722,18 +718,15 @@ def derivatives(writer: Writer, values: Sequence[Written], n_first: int, order: 
     return found
 
 
-def firsts(program: RowProgram, n_first: int) -> tuple[RowProgram, list[int]]:
-    """Return the only output with its derivatives by the first inputs that are not 0 everywhere, and by which."""
-    writer, values = rewritten(program)
-    found = derivatives(writer, values, n_first, 1)
-    return writer.written(list(found.values())), [a for _, *by in found for a in by]
+def derived(program: RowProgram, n_first: int, order: int) -> tuple[RowProgram, list[tuple[int, ...]]]:
+    """Return derivatives of the only output by the first inputs that are not 0 everywhere, and by which.
 
-
-def seconds(program: RowProgram, n_first: int) -> tuple[RowProgram, list[tuple[int, int]]]:
-    """Return the second derivatives of the only output by the first inputs."""
+    First ones come after the value; second ones alone.
+    """
     writer, values = rewritten(program)
-    found = {(at[1], at[2]): d for at, d in derivatives(writer, values, n_first, 2).items() if len(at) > 2}
-    return writer.written(list(found.values())), list(found)
+    every = derivatives(writer, values, n_first, order)
+    found = {by[1:]: d for by, d in every.items() if order == 1 or len(by) > order}
+    return writer.written(list(found.values())), [by for by in found if by]
 
 
 # --- values as sums of products: of functions of some inputs, and of functions of the others ---
@@ -746,45 +739,42 @@ _MOST = 6
 type Product = tuple[Written, Written]
 
 
-class Separation:
-    """Writes values as sums of products."""
+def separated(writer: Writer, value: Written, first: Collection[int]) -> list[Product]:
+    """Return products that add up to a value, of functions of the first inputs and of the others.
 
-    def __init__(self, writer: Writer, first: Collection[int]) -> None:
-        self._writer, self._first = writer, set(first)
-        self._one = writer.constant(1.0)
+    The value itself, times 1, where there are none.
+    """
+    found = _separated(writer, value, set(first))
+    if found is None:
+        return [(value, writer.constant(1.0))]
+    merged: dict[int, Product] = {}
+    for one, other in found:
+        before = merged.get(other.at)
+        merged[other.at] = (one if before is None else before[0] + one, other)
+    return list(merged.values())
 
-    def of(self, value: Written) -> list[Product]:
-        """Return products that add up to a value; the value itself, times 1, where there are none."""
-        found = self._of(value)
-        if found is None:
-            return [(value, self._one)]
-        merged: dict[int, Product] = {}
-        for one, other in found:
-            before = merged.get(other.at)
-            merged[other.at] = (one if before is None else before[0] + one, other)
-        return list(merged.values())
 
-    def _of(self, value: Written) -> list[Product] | None:
-        inputs = self._writer.inputs_of(value)
-        if not inputs & self._first:
-            return [(self._one, value)]
-        if inputs <= self._first:
-            return [(value, self._one)]
-        name, args = self._writer.name_of(value), self._writer.arguments(value)
-        parts = [self._of(arg) for arg in args]
-        if name not in ("add", "sub", "neg", "mul", "div") or any(part is None for part in parts):
-            return None
-        found = [part for part in parts if part is not None]
-        if name == "neg":
-            return [(-one, other) for one, other in found[0]]
-        if name == "add":
-            return found[0] + found[1]
-        if name == "sub":
-            return found[0] + [(-one, other) for one, other in found[1]]
-        if name == "mul":
-            pairs = list(product(*found))
-            return [(a[0] * b[0], a[1] * b[1]) for a, b in pairs] if len(pairs) <= _MOST else None
-        if len(found[1]) > 1:
-            return None
-        [(by, by_other)] = found[1]
-        return [(one / by, other / by_other) for one, other in found[0]]
+def _separated(writer: Writer, value: Written, first: set[int]) -> list[Product] | None:
+    inputs = writer.inputs_of(value)
+    if not inputs & first:
+        return [(writer.constant(1.0), value)]
+    if inputs <= first:
+        return [(value, writer.constant(1.0))]
+    name = writer.name_of(value)
+    parts = [_separated(writer, arg, first) for arg in writer.arguments(value)]
+    if name not in ("add", "sub", "neg", "mul", "div") or any(part is None for part in parts):
+        return None
+    found = [part for part in parts if part is not None]
+    if name == "neg":
+        return [(-one, other) for one, other in found[0]]
+    if name == "add":
+        return found[0] + found[1]
+    if name == "sub":
+        return found[0] + [(-one, other) for one, other in found[1]]
+    if name == "mul":
+        pairs = list(product(*found))
+        return [(a[0] * b[0], a[1] * b[1]) for a, b in pairs] if len(pairs) <= _MOST else None
+    if len(found[1]) > 1:
+        return None
+    [(by, by_other)] = found[1]
+    return [(one / by, other / by_other) for one, other in found[0]]

@@ -4,7 +4,7 @@ import functools
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -109,42 +109,43 @@ class PredictorMeanHessian(MeanHessian):
 
 
 @dataclass(frozen=True, eq=False)
-class RowDerivatives[By]:
+class RowDerivatives:
     """Rows with their derivatives by their predictors, those alone that are not 0 everywhere."""
 
+    order: ClassVar[int]
     #: Returns the derivatives, at most (n_points, n_rows), from predictors and data; first ones come after the value.
     function: Compiled
     #: The predictors of each row; shape (n_rows, k).
     index: NDArray[np.int64]
     #: By which predictor of a row each derivative is, or by which pair of them, the first not before the second.
-    by: list[By]
+    by: list[tuple[int, ...]]
     #: (1, n_rows) or (1, 1) each.
     data: list[Array]
     #: How many of the first predictors are the same for all rows: the function takes these with one column.
     n_shared: int = 0
 
-
-class FirstDerivatives(RowDerivatives[int]):
-    """The first derivatives of rows."""
-
     @functools.cached_property
     def _columns(self) -> list[slice | Ints]:
         return [consecutive(column[:1] if a < self.n_shared else column) for a, column in enumerate(self.index.T)]
 
+
+class FirstDerivatives(RowDerivatives):
+    """The first derivatives of rows."""
+
+    order = 1
+
     @property
     def places(self) -> list[NDArray[np.int64]]:
         """The predictors that derivatives are by, for each of ``by``: one where all rows share it."""
-        return [self.index[:1, a] if a < self.n_shared else self.index[:, a] for a in self.by]
+        return [self.index[:1, a] if a < self.n_shared else self.index[:, a] for [a] in self.by]
 
     def __call__(self, eta: Array) -> tuple[Array, list[Array]]:
         """Return the sum over rows, (n_points,), and derivatives, (n_places, n_points) each, at predictors."""
         shape = len(eta), len(self.index)
         found = self.function(*[eta[:, at] for at in self._columns], *self.data)
         value, *slopes = [x if x.shape == shape else np.broadcast_to(x, shape) for x in found]
-        of_places = [
-            slope.sum(axis=1)[None] if a < self.n_shared else slope.T for a, slope in zip(self.by, slopes, strict=True)
-        ]
-        return value.sum(axis=1), of_places
+        kinds = zip(self.by, slopes, strict=True)
+        return value.sum(axis=1), [s.sum(axis=1)[None] if a < self.n_shared else s.T for [a], s in kinds]
 
 
 class RowGradient:
@@ -182,30 +183,24 @@ class RowGradient:
 
 #: Predictors of a row whose second derivatives are quickly compiled.
 FEW_PREDICTORS = 5
-#: Values of a second derivative that are computed at a time; numbers in the predictors of draws.
-_CACHED, _MOST_ELEMENTS = CACHED_ELEMENTS, AT_ONCE
 #: Fourth power of the step of the differences that check a Hessian, for values and curvatures of about 1, and the
 #: relative error that tells of a wrong one.
 _STEP, _TOLERANCE = 1e-14, 1e-3
 
 
-class SecondDerivatives(RowDerivatives[tuple[int, int]]):
+class SecondDerivatives(RowDerivatives):
     """The second derivatives of rows."""
+
+    order = 2
 
     def add(self, eta: Array, total: Array) -> None:
         """Add the sums over draws to a total, (n_pairs, n_rows); ``eta`` is (n_draws, n_predictors)."""
-        at_a_time = getattr(self.function, "at_a_time", _CACHED)
-        n_rows = min(len(self.index), at_a_time)  # rows of one draw lie side by side
-        size = max(1, at_a_time // n_rows)
-        for draws in (slice(start, start + size) for start in range(0, len(eta), size)):
-            for rows in (slice(start, start + n_rows) for start in range(0, len(self.index), n_rows)):
-                columns = [c[rows] if a >= self.n_shared else c[:1] for a, c in enumerate(self.index.T)]
-                predictors = [eta[draws, consecutive(column)] for column in columns]
-                data = [d if d.shape[1] == 1 else d[:, rows] for d in self.data]
-                with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees it
-                    for number, values in enumerate(self.function(*predictors, *data)):
-                        at_all = np.broadcast_to(values, (len(predictors[0]), total[number, rows].shape[0]))
-                        total[number, rows] += at_all.sum(axis=0)
+        n_rows, at_a_time = len(self.index), getattr(self.function, "at_a_time", CACHED_ELEMENTS)
+        for draws in row_slices(len(eta), max(1, at_a_time // max(n_rows, 1))):
+            few = [eta[draws, at] for at in self._columns]
+            with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees it
+                for of_pair, values in zip(total, self.function(*few, *self.data), strict=True):
+                    of_pair += np.broadcast_to(values, (len(few[0]), n_rows)).sum(axis=0)
 
     def entries(self, mean: Array) -> Iterator[tuple[Array, Ints, Ints]]:
         """Return values, rows and columns of the Hessian by all predictors, from means, (n_pairs, n_rows)."""
@@ -219,9 +214,8 @@ def by_predictors(linear: LinearMap, derivatives: Sequence[SecondDerivatives], t
     """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim)."""
     n, kinds = len(linear.offset), [kind for kind in derivatives if kind.by]
     totals = [np.zeros((len(kind.by), len(kind.index))) for kind in kinds]
-    size = max(1, _MOST_ELEMENTS // max(n, 1))
-    for start in range(0, len(theta), size):
-        eta = linear(theta[start : start + size])
+    for draws in row_slices(len(theta), max(1, AT_ONCE // max(n, 1))):
+        eta = linear(theta[draws])
         for kind, total in zip(kinds, totals, strict=True):
             kind.add(eta, total)
     parts = [p for kind, total in zip(kinds, totals, strict=True) for p in kind.entries(total / len(theta))]
@@ -251,8 +245,6 @@ def curvature_agrees(
     return not np.isfinite(apart) or abs(apart) <= _TOLERANCE * step**2 * size
 
 
-# --- the pattern of a Hessian that is a sum over rows: the coordinates that meet in a row ---
-
 # --- derivatives of rows, added up by predictor ---
 
 
@@ -274,6 +266,8 @@ class Scatter:
         sums = np.bincount(self._place, values, minlength=len(self._columns))
         return grad, sparse.csr_array((sums, self._columns, self._starts), shape=(self._n, self._n))
 
+
+# --- the pattern of a Hessian that is a sum over rows: the coordinates that meet in a row ---
 
 #: Entries that are held, at most.
 MOST_ENTRIES = 40_000_000

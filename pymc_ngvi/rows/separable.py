@@ -49,8 +49,7 @@ def are_concave(rows: RowFunction, slot: int, about: Array, along: Array) -> NDA
     return ~bent.any(axis=0)
 
 
-# --- x^T M X for X and M that are combinations of fixed matrices, whatever the weights of these: all products, once
-# ---
+# --- X^T M X for X and M that are combinations of fixed matrices, whatever their weights: all products, once ---
 
 
 #: Part of the entries of a matrix from which on a product with it is that of a dense one.

@@ -118,12 +118,16 @@ def functions_of(model: pm.Model, backend: str) -> dict[str, tuple[Callable, Cal
     from pymc_ngvi.density import LogDensity
     from pymc_ngvi.graphs.backends import quickly
     from pymc_ngvi.rows.engines import engine_for
+    from pymc_ngvi.rows.row_hessian import FirstDerivatives, SecondDerivatives
 
     density = LogDensity(model, "quick")
     kind = max(density.rows.terms.rows, key=lambda rows: len(rows.index))
     eta = 0.5 * np.random.default_rng(1).standard_normal((DRAWS, kind.index.max() + 1))
     made = [
-        (engine.row_function(kind), engine.first_derivatives(kind), engine.second_derivatives(kind))
+        (
+            engine.row_function(kind),
+            *(engine.derivatives(kind, order) for order in (FirstDerivatives, SecondDerivatives)),
+        )
         for engine in (engine_for("quick", quickly), engine_for(backend, quickly))
     ]
     result = {}

@@ -203,7 +203,7 @@ def _other_starts(name: str, model: pm.Model, approx: Any, seed: int, n_starts: 
     rng = np.random.default_rng([seed, n_starts])
     if name in (*PARTIAL, *IMPROPER):
         return {}
-    prior = approx.density.info.prior_draws(n_starts, seed)
+    prior = approx.density.prior_draws(n_starts, seed)
     for i in range(1, n_starts):
         known = i < len(prior) and np.isfinite(prior[i]).all()
         point = prior[i] if known else rng.normal(0.0, 2.0, approx.layout.n_dim)

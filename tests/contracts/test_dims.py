@@ -99,7 +99,7 @@ def test_a_model_with_named_dims_has_the_functions_of_its_twin(make, rng):
     for name, expected in Constrainer(theirs)(theta).items():
         np.testing.assert_allclose(values[name], expected, **tol)
         assert values[name].dtype == expected.dtype
-    assert len(ours.info.prior_draws(3, 1)) == len(theirs.info.prior_draws(3, 1)) == 3
+    assert len(ours.prior_draws(3, 1)) == len(theirs.prior_draws(3, 1)) == 3
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ def test_on_a_gpu_rows_are_evaluated_many_at_a_time(monkeypatch):
         return called(self, *inputs)
 
     monkeypatch.setattr(OnJax, "__call__", noted)
-    monkeypatch.setattr(engines, "_AT_A_TIME", 2_000)
+    monkeypatch.setattr(engines, "CACHED_VALUES", 2_000)
     monkeypatch.setattr(engines, "_AT_A_TIME_ON_GPU", 50_000)
     most, value = {}, {}
     for device in ("cpu", "gpu"):

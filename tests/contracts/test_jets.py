@@ -13,7 +13,7 @@ from pymc_ngvi import LogDensity
 from pymc_ngvi.density import flat
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.ops.jets import ForwardMode
+from pymc_ngvi.ops.jets import Jets, forward_mode
 
 X = np.array([[0.7, -0.4, 1.3], [0.2, 0.9, -1.1], [-0.6, 0.3, 0.5], [1.4, -1.2, 0.1]])
 A = np.array([[0.5, -0.2, 0.7], [1.1, 0.4, -0.3]])
@@ -113,7 +113,7 @@ def test_derivatives_are_those_of_pytensor(name):
     theta = pt.vector("theta", shape=(3,))
     with without_c():
         [out] = graph.simplify([FUNCTIONS[name](theta)])
-        jets = ForwardMode(out, theta).compiled(lambda i, o: pytensor.function(i, o, mode=quick_mode()))
+        jets = Jets(*forward_mode(out, theta), lambda i, o: pytensor.function(i, o, mode=quick_mode()))
     reference = by_pytensor(FUNCTIONS[name](theta), theta)
     (logp,), (value, grad), hessians = jets.logp(X), jets.logp_grad(X), jets.hessians(X)
     for k, point in enumerate(X):
@@ -127,7 +127,7 @@ def test_a_matrix_without_a_factor_says_nothing_of_other_points():
     theta = pt.vector("theta", shape=(3,))
     with without_c():
         [out] = graph.simplify([pt.sum(pt.linalg.cholesky(pt.diag(theta + 2.0)) ** 3)])
-        jets = ForwardMode(out, theta).compiled(lambda i, o: pytensor.function(i, o, mode=quick_mode()))
+        jets = Jets(*forward_mode(out, theta), lambda i, o: pytensor.function(i, o, mode=quick_mode()))
     points = np.array([X[0], [-3.0, 0.0, 0.0], X[1]])
     logp, grad = jets.logp_grad(points)
     hessians = jets.hessians(points)

@@ -189,10 +189,10 @@ def test_a_prior_that_can_not_be_drawn_from_is_left_out():
     with pm.Model() as model:
         pm.Flat("x")
         pm.Normal("y", 0.0, 1.0)
-    assert LogDensity(model).info.prior_draws(5, 1).shape == (0, 2)
+    assert LogDensity(model).prior_draws(5, 1).shape == (0, 2)
     with pm.Model() as model:
         pm.HalfNormal("s", 2.0)
-    draws = LogDensity(model).info.prior_draws(4_000, 1)
+    draws = LogDensity(model).prior_draws(4_000, 1)
     assert draws.shape == (4_000, 1)
     assert abs(np.exp(2.0 * draws).mean() - 4.0) < 5 * 4.0 * np.sqrt(2.0 / 4_000)
 

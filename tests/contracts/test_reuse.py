@@ -16,7 +16,7 @@ import pymc_ngvi
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import CannotReuse
-from pymc_ngvi.density.info import ModelInfo
+from pymc_ngvi.graphs.layout import Layout
 
 N_GROUPS, N_OBS = 50, 150
 #: Functions that PyTensor may compile for a fit of a model that was not seen before.
@@ -63,13 +63,13 @@ def correlated():
 
 @pytest.mark.parametrize("build", [glmm, correlated])
 def test_a_first_fit_reads_the_model_once_and_compiles_nearly_nothing(compilations, monkeypatch, build):
-    readings, of = [], ModelInfo.of
+    readings, of = [], Layout.from_model
 
     def counted(*arguments):
         readings.append(arguments)
         return of(*arguments)
 
-    monkeypatch.setattr(ModelInfo, "of", counted)
+    monkeypatch.setattr(Layout, "from_model", counted)
     assert pymc_ngvi.NGVI(build(), random_seed=1).fit(progressbar=False).record.is_exact
     assert len(readings) == 1
     assert len(compilations) <= MOST_COMPILED
@@ -131,16 +131,16 @@ def test_draws_of_the_prior_are_those_of_pymc_with_the_data_of_now(compilations)
         sd = pm.HalfNormal("sd", 2.0)
         x = pm.Normal("x", centre, sd)
     first = LogDensity(model)
-    theta = first.info.prior_draws(20, 7)
+    theta = first.prior_draws(20, 7)
     drawn = pm.draw([pt.log(sd), x], 20, random_seed=7)
     np.testing.assert_allclose(theta, np.column_stack(drawn), rtol=1e-12)
-    copied = cloudpickle.loads(cloudpickle.dumps(first)).info.prior_draws(20, 7)
+    copied = cloudpickle.loads(cloudpickle.dumps(first)).prior_draws(20, 7)
     np.testing.assert_allclose(copied, theta, rtol=1e-12)
     again = first.again()
     compilations.clear()
-    np.testing.assert_array_equal(again.info.prior_draws(20, 7), theta)
+    np.testing.assert_array_equal(again.prior_draws(20, 7), theta)
     pm.set_data({"centre": np.array([0.0, -50.0])}, model=model)
-    moved = again.again().info.prior_draws(20, 7)
+    moved = again.again().prior_draws(20, 7)
     np.testing.assert_allclose(moved - theta, np.tile([0.0, 0.0, -100.0], (20, 1)), atol=1e-10)
     assert not [made for made in compilations if len(made.fgraph.outputs) > 3]  # but for initial points
 

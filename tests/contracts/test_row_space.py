@@ -93,7 +93,9 @@ def test_the_density_is_that_of_the_model_with_what_is_perpendicular_integrated_
     theta, along = target.space.to_theta(z), (target.space.axes() * target.space.scale()[:, None]).T
     logp, grad = density.logp_grad(theta)
     found, wider = (target.expected(FullState(z[0], width * np.eye(target.n_dim))) for width in (1e-5, 1e-4))
-    assert_allclose(found.value, logp[0] + target.space.constant, rtol=1e-7)
+    sd, n_perpendicular = target.space.sd, len(target.space.normal) - target.space.basis.shape[1]
+    integral = np.log(sd).sum() + 0.5 * n_perpendicular * np.log(2.0 * np.pi)
+    assert_allclose(found.value, logp[0] + integral, rtol=1e-7)
     assert_allclose(found.grad, along @ grad[0], rtol=1e-5, atol=1e-4)
     hessian = density.mean_hessian(theta[:1]).products(along) @ along.T
     assert_allclose(wider.hessian.products(np.eye(target.n_dim)), hessian, rtol=1e-5, atol=1e-4)

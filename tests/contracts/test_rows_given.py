@@ -8,7 +8,8 @@ import pytest
 from latent_models import counts, level, process, regression
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.density.rows_given import NotRows, RowsGiven, latent_rows
+from pymc_ngvi.core.messages import Refused
+from pymc_ngvi.density.rows_given import RowsGiven, latent_rows
 
 
 def names_of(density, index):
@@ -56,7 +57,7 @@ def test_a_parameter_without_a_transform_is_given_where_rows_read_it_beside_a_pr
 
 
 def test_models_without_hyperparameters_say_so():
-    with pytest.raises(NotRows, match="no scale, correlation or other transformed parameter"):
+    with pytest.raises(Refused, match="no scale, correlation or other transformed parameter"):
         latent_rows(LogDensity(regression()))
 
 
@@ -67,7 +68,7 @@ def test_what_is_no_row_is_refused_with_a_reason():
         x = pm.Normal("x", 0.0, s, shape=12)
         pm.Potential("coupled", -pt.log1p(pt.exp((x[:, None] * x).sum())) * pt.sum(x**2) ** 0.5)
         pm.Normal("y", x, 1.0, observed=np.ones(12))
-    with pytest.raises(NotRows):
+    with pytest.raises(Refused):
         latent_rows(LogDensity(model))
 
 

@@ -8,6 +8,7 @@ import pickle
 import time
 
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from operator import methodcaller
 
 import cloudpickle
 import numpy as np
@@ -21,7 +22,7 @@ from pymc_ngvi import BrokenExecutorError, ShardError, Shards, StartError, Statu
 from pymc_ngvi.density import shards as engines
 from pymc_ngvi.density import shards as of_cluster
 from pymc_ngvi.density import shards as on_dask
-from pymc_ngvi.density.shards import Recipe, Request, Shard, ShardedDensity, forget
+from pymc_ngvi.density.shards import Recipe, Shard, ShardedDensity, forget
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.on_model import FittedDensity, TermsInShards
 from pymc_ngvi.posteriors import kinds as trees
@@ -485,7 +486,7 @@ def test_two_requests_to_a_shard_wait_for_each_other():
         events.append("out")
 
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(shard.answer, [Request(Shard.of_model, (note,))] * 2))
+        list(threads.map(shard.answer, [methodcaller("of_model", note)] * 2))
     assert events == ["in", "out"] * 2
 
 

@@ -12,7 +12,7 @@ from pymc_ngvi import LogDensity
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sparsity import Dependence
 from pymc_ngvi.rows.linear_map import MatrixPlan
-from pymc_ngvi.rows.row_hessian import by_predictors
+from pymc_ngvi.rows.row_hessian import SecondDerivatives, by_predictors
 
 N, GROUPS = 120, 12
 RNG = np.random.default_rng(20)
@@ -96,7 +96,7 @@ def density_of(make):
 
 def matrix_at(density, theta):
     rows = density.rows
-    derivatives = [rows.engine.second_derivatives(part) for part in rows.terms.rows]
+    derivatives = [rows.engine.derivatives(part, SecondDerivatives) for part in rows.terms.rows]
     return by_predictors(rows.linear_map, derivatives, theta)
 
 
@@ -152,5 +152,5 @@ def test_many_draws_are_evaluated_in_parts(monkeypatch):
     density = density_of(crossed)
     theta = draws_of(density, 7)
     whole = matrix_at(density, theta)
-    monkeypatch.setattr("pymc_ngvi.rows.row_hessian._MOST_ELEMENTS", 2 * len(density.rows.linear_map.offset))
+    monkeypatch.setattr("pymc_ngvi.rows.row_hessian.AT_ONCE", 2 * len(density.rows.linear_map.offset))
     assert_allclose(matrix_at(density, theta).toarray(), whole.toarray(), rtol=1e-12)

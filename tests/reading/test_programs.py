@@ -20,7 +20,8 @@ from pymc_ngvi.rows import engines
 from pymc_ngvi.rows import programs as operations
 from pymc_ngvi.rows.engines import ENGINES, Engine, OnJax
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
-from pymc_ngvi.rows.programs import OPERATIONS, CannotFollow, OnNumPy, Separation, Writer
+from pymc_ngvi.rows.programs import OPERATIONS, CannotFollow, OnNumPy, Writer, separated
+from pymc_ngvi.rows.row_hessian import SecondDerivatives
 
 ANY = np.array([-3.7, -1.2, -0.4, 0.3, 0.9, 2.6, 4.1])
 POSITIVE = np.array([0.05, 0.4, 0.9, 1.7, 3.2, 8.5, 40.0])
@@ -223,7 +224,7 @@ def test_values_as_sums_of_products():
     u, v, x, z = (pt.matrix(dtype="float64") for _ in range(4))
     value = pt.exp(u) * x - (v + x * 2.0) * z / pt.exp(u) + 3.0
     writer, [written] = read([u, v, x, z], [value])
-    found = Separation(writer, [0, 1]).of(written)
+    found = separated(writer, written, [0, 1])
     for one, other in found:
         assert writer.inputs_of(one) <= {0, 1}
         assert writer.inputs_of(other) <= {2, 3}
@@ -233,7 +234,7 @@ def test_values_as_sums_of_products():
     parts = factors(*points)
     total = sum(np.broadcast_to(a * b, (5, 4)) for a, b in zip(parts[::2], parts[1::2], strict=True))
     assert_allclose(total, np.broadcast_to(OnNumPy(writer.written([written]))(*points)[0], (5, 4)), rtol=1e-12)
-    [(whole, one)] = Separation(writer, [0, 1]).of(writer.call("exp", written))
+    [(whole, one)] = separated(writer, writer.call("exp", written), [0, 1])
     assert writer.number(one) == 1.0
     assert writer.name_of(whole) == "exp"
 
@@ -250,7 +251,7 @@ def test_rows_that_are_not_known_are_left_to_pytensor():
     theta = 0.3 * np.random.default_rng(3).standard_normal((5, 4))
     assert_allclose(rows.at(theta), density.logp(theta), rtol=1e-10)
     [kind] = rows.terms.rows
-    assert rows.engine.second_derivatives(kind) is None
+    assert rows.engine.derivatives(kind, SecondDerivatives) is None
     step = 1e-5
     slopes = [density.logp_grad(theta + sign * step)[1] for sign in (1.0, -1.0)]
     expected = (slopes[0] - slopes[1]).mean(axis=0) / (2.0 * step)
