@@ -14,6 +14,8 @@ from pymc_ngvi.core.types import Array, BaseDraws, VariationalState
 MAX_SOBOL_DIM = 5_000
 #: Independent randomisations in one set of draws: their scatter is the Monte Carlo error of a mean.
 N_REPLICATES = 8
+#: Least uniform number whose quantile is taken, and as far from 1 the largest: a point of Sobol may be 0.
+END = 1e-12
 
 
 def base_of(state: VariationalState, n: int, rng: np.random.Generator) -> Array:
@@ -100,8 +102,8 @@ def _n_replicates(n_units: int) -> int:
 
 
 def normals_at(uniforms: Array) -> Array:
-    """Return quantiles of standard normals: those at 0, where a point can come to lie, are kept at 6.4."""
-    return np.asarray(ndtri(np.clip(uniforms, 1e-10, 1 - 1e-10)))
+    """Return quantiles of standard normals: those at 0 and 1 are kept at 7.0."""
+    return np.asarray(ndtri(np.clip(uniforms, END, 1.0 - END)))
 
 
 def density_of_normal(z: Any) -> Any:

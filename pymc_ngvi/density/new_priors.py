@@ -36,7 +36,7 @@ from pytensor.xtensor.type import XTensorType
 from pytensor.xtensor.vectorization import XRV
 from scipy.special import betaln
 
-from pymc_ngvi.core.messages import shortened, suggestion
+from pymc_ngvi.core.messages import percent, shortened, suggestion
 from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.density.constrain import TermSums, log_densities
 from pymc_ngvi.density.info import broadcasts, with_replacements
@@ -315,7 +315,7 @@ class NewPriors:
             columns = zip(theta[:, where].T, x.T, drawn.T, log_density.T, strict=True)
             share = max(mass_missed(*of_one, before, weights) for of_one in columns)
             if share > _LITTLE:
-                found.append(f"{100 * share:.0f} % of the mass of {name!r} may be where there are few draws, or none")
+                found.append(f"{percent(share)} of the mass of {name!r} may be where there are few draws, or none")
         return found
 
     @property

@@ -68,11 +68,6 @@ class TreePairs(Pairs):
     #: Third standardised cumulants; shape (n_local,).
     skew: Array
 
-    def moved(self, by: Array) -> "TreePairs":
-        """Return these with log m moved, by (n,)."""
-        log_m = self.log_estimate + by
-        return replace(self, log_ratio=log_m[:, None], own_log_ratio=log_m[:, None], log_estimate=log_m)
-
 
 class TreeIntegral:
     """log m(g), the log density of the globals with all local coordinates integrated out."""

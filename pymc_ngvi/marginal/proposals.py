@@ -9,16 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, stdtrit
 
-from pymc_ngvi.core.draws import sobol_points
+from pymc_ngvi.core.draws import END, sobol_points
 from pymc_ngvi.core.importance import effective_size
 from pymc_ngvi.core.linalg import TINY, logsumexp, solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 
 # --- mixtures of multivariate Student t distributions ---
-
-#: Largest and least uniform number: the ends of a Student t.
-_END = 1e-12
 
 
 @stored("exact.student_mixture")
@@ -61,7 +58,7 @@ class StudentMixture:
         uniform = (uniform - (total - self.shares)[which, None]) / self.shares[which, None]
         if p > 1:
             uniform = np.concatenate([uniform, sobol_points(n, p - 1, rng)], axis=1)
-        uniform = np.clip(uniform, _END, 1.0 - _END)
+        uniform = np.clip(uniform, END, 1.0 - END)
         df, z, square = self._each_df[which], np.empty((n, p)), np.zeros(n)
         for k in range(p):
             z[:, k] = stdtrit(df + k, uniform[:, k]) * np.sqrt((df + square) / (df + k))

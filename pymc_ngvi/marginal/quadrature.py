@@ -4,7 +4,6 @@ import functools
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -279,19 +278,19 @@ class PathRule:
         return max(self, rules[len(rules) // 2], key=lambda one: one.n_nodes)
 
 
-@lru_cache(maxsize=64)
+@functools.cache
 def _products(n_nodes: int, n_levels: int) -> Array:
     mesh = np.meshgrid(*[_line(n_nodes)[0]] * n_levels, indexing="ij")
     return np.stack(mesh, axis=-1).reshape(-1, n_levels)
 
 
-@lru_cache(maxsize=64)
+@functools.cache
 def _powers(n_nodes: int, n_levels: int) -> Array:
     z = _products(n_nodes, n_levels)
     return np.concatenate([z.T, (z[:, :, None] * z[:, None]).reshape(len(z), -1).T, z[None, :, -1] ** 3])
 
 
-@lru_cache(maxsize=64)
+@functools.cache
 def _line(n_nodes: int) -> tuple[Array, Array]:
     if n_nodes >= WIDE:
         t, step = np.linspace(-np.arcsinh(_REACH), np.arcsinh(_REACH), n_nodes, retstep=True)

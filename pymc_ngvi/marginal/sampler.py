@@ -14,7 +14,7 @@ References
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
@@ -26,7 +26,14 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import Reason, Refused
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.pooled import LEAST_TAIL, MOST_KHAT, relative_sd_errors, smoothed_weights, tail_size
+from pymc_ngvi.marginal.pooled import (
+    LEAST_TAIL,
+    MOST_KHAT,
+    effective_size_of,
+    relative_sd_errors,
+    smoothed_weights,
+    tail_size,
+)
 from pymc_ngvi.marginal.pooled import normalised_weights as normalised_weights
 from pymc_ngvi.marginal.proposals import (
     LEAST_DF,
@@ -342,6 +349,11 @@ class Pairs(Batch):
     #: log m where weights vary too much for their mean.
     log_estimate: Array
 
+    def moved(self, by: Array) -> Self:
+        """Return those of another density of the outside: weights and log m are moved, by (n,)."""
+        own, log_ratio = self.own_log_ratio + by[:, None], self.log_ratio + by[:, None]
+        return replace(self, log_ratio=log_ratio, own_log_ratio=own, log_estimate=self.log_estimate + by)
+
 
 class Inside(Protocol):
     """What is integrated given the outside."""
@@ -354,30 +366,17 @@ class Inside(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class OutsideDraws:
+class WeightedValues:
     """Weighted values of the outside, each with draws of the inside."""
 
     #: shape (n, p).
     g: Array
-    #: Of all proposals together, and of those that are not from farther out; shape (n,).
+    #: Of all proposals together; shape (n,).
     log_density: Array
-    log_near: Array
-    #: Which values are from farther out; shape (n,).
-    is_wide: NDArray[np.bool_]
-    #: Of all values, those that are left out among them, and which are not.
-    parts: Sequence[Pairs]
-    has_fit: NDArray[np.bool_]
-    #: Values without a fit, (n_lost, p).
-    without_fit: Array
-
-    @cached_property
-    def pairs(self) -> Pairs:
-        """Draws of the inside, of all n."""
-        return type(self.parts[0]).joined(self.parts)[self.has_fit]
 
     def _of_pairs(self, name: str) -> Array:
-        """Return a field of these, without the others, which may be large."""
-        return np.concatenate([getattr(part, name) for part in self.parts])[self.has_fit]
+        """Return a field of the draws of the inside."""
+        return getattr(self, name)
 
     @cached_property
     def _log_mean(self) -> Array:
@@ -406,12 +405,36 @@ class OutsideDraws:
     @property
     def effective_size(self) -> float:
         """Effective number of values."""
-        return float(1.0 / np.sum(self.weights**2))
+        return effective_size_of(self.weights)
 
     @cached_property
     def variance(self) -> float:
         """Variance of the log weights of the inside at a value, in the mean over these."""
         return mean_variance(self._log_mean - self.log_density, self._of_pairs("own_log_ratio"))
+
+
+@dataclass(frozen=True, eq=False)
+class OutsideDraws(WeightedValues):
+    """What a sampler gives: values of which some are from farther out, and some have no fit."""
+
+    #: Of the proposals that are not from farther out; shape (n,).
+    log_near: Array
+    #: Which values are from farther out; shape (n,).
+    is_wide: NDArray[np.bool_]
+    #: Of all values, those that are left out among them, and which are not.
+    parts: Sequence[Pairs]
+    has_fit: NDArray[np.bool_]
+    #: Values without a fit, (n_lost, p).
+    without_fit: Array
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Draws of the inside, of all n."""
+        return type(self.parts[0]).joined(self.parts)[self.has_fit]
+
+    def _of_pairs(self, name: str) -> Array:
+        """Return a field of these, without the others, which may be large."""
+        return np.concatenate([getattr(part, name) for part in self.parts])[self.has_fit]
 
     @cached_property
     def moved(self) -> float:

@@ -114,10 +114,9 @@ class Checks(PoolVerdict):
     @property
     def own(self) -> list[Condition]:
         """All that is asked of it."""
-        size, sd_error, lost = self.effective_size, 100 * self.sd_error, 100 * self.lost
         khat = f"{self.khat:.2f} +- {khat_error(self.khat, self.n_draws):.2f}"
         is_light = has_light_tail(self.khat, self.n_draws)
-        least_size = size_asked(self.n_globals)
+        size, least_size = self.effective_size, size_asked(self.n_globals)
         return [
             Condition("k-hat", self.khat, MOST_KHAT,
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),
@@ -126,8 +125,8 @@ class Checks(PoolVerdict):
                 f"only {percent(self.efficiency)} of the draws are effective: proposals are not near to the "
                 "posterior, and weights don't tell what they miss", at_least=True),
             Condition("sd", self.sd_error, MOST_ERROR,
-                f"a standard deviation of the global parameters is known to {sd_error:.0f} % only, from the weights "
-                "of a thin tail"),
+                f"a standard deviation of the global parameters is known to {percent(self.sd_error)} only, from the "
+                "weights of a thin tail"),
             Condition("tail", self.tail, LEAST_TAIL * min(size, _LARGE),
                 f"a limit of the global parameters rests on an effective size of {self.tail:.0f} draws beyond it, "
                 f"below {LEAST_TAIL * min(size, _LARGE):.0f}", at_least=True),
@@ -139,18 +138,18 @@ class Checks(PoolVerdict):
                 f"the quadrature has not settled with {self.n_nodes} nodes (log marginal density changes by "
                 f"{self.rule_error:.2f} nats with more)"),
             Condition("lost", self.lost, MOST_LOST,
-                f"{lost:.1f} % of the draws have quadrature nodes off their centres"),
+                f"{percent(self.lost, ".1f")} of the draws have quadrature nodes off their centres"),
             Condition("modes", self.elsewhere, MOST_SHORT,
                 f"given the global parameters, a group effect has {percent(self.elsewhere)} of its mass at another "
                 "mode, where there are no quadrature nodes"),
             Condition("effects", self.effects, MOST_SHORT,
-                f"a mean or a standard deviation of draws of one group effect is {100 * self.effects:.0f} % off"),
+                f"a mean or a standard deviation of draws of one group effect is {percent(self.effects)} off"),
         ]  # fmt: skip
 
     @property
     def details(self) -> str:
         """Effective size, and modes."""
-        thin = f"; a standard deviation is known to {100 * self.sd_error:.0f} % only"
+        thin = f"; a standard deviation is known to {percent(self.sd_error)} only"
         modes = "mode that was" if self.n_modes == 1 else f"{self.n_modes} modes that were"
         said = thin if self.sd_error > SAID_ERROR else ""
         return f" (effective sample size {self.effective_size:,.0f}{said}), of the {modes} found"

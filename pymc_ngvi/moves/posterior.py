@@ -18,6 +18,7 @@ from scipy.special import ndtri
 
 from pymc_ngvi.core.climbs import MOST_STEPS
 from pymc_ngvi.core.importance import Estimate
+from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState, HasGradient
@@ -115,7 +116,7 @@ class MovedChecks(PoolVerdict):
             Condition("far draws", self.n_far, 0,
                 f"{self.n_far:,} draws have a log p far below that of all others: chains that are still on their way"),
             Condition("diverging", self.diverging, MOST_DIVERGING,
-                f"{100 * self.diverging:.1f} % of the trajectories diverge: where they do, draws may be missing"),
+                f"{percent(self.diverging, ".1f")} of the trajectories diverge: where they do, draws may be missing"),
             Condition("height", self.height, MOST_HEIGHT,
                 "chains pass by points whose log p is far above that of all draws, and are refused there: the "
                 "posterior has a narrow peak"),
@@ -141,7 +142,7 @@ class MovedChecks(PoolVerdict):
             Condition("weights of modes", self.weights_size, LEAST_SIZE,
                 f"chains stay in {self.n_modes} modes, and the weights of the modes are unknown{said}", at_least=True),
             Condition("outflow", self.outflow, MOST_OUTFLOW,
-                f"{100 * self.outflow:.1f} % of the trajectories would have left their mode"),
+                f"{percent(self.outflow, ".1f")} of the trajectories would have left their mode"),
         ]  # fmt: skip
 
     @property

@@ -4,8 +4,8 @@ import functools
 import itertools
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState, RowRules
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.sparse import Factors, Precisions
-from pymc_ngvi.marginal.pooled import by_neighbours, picked, smoothed_weights
+from pymc_ngvi.marginal.pooled import by_neighbours, effective_size_of, picked, smoothed_weights
 from pymc_ngvi.marginal.sampler import (
     MOST_VARIANCE,
     N_DRAWS,
@@ -28,7 +28,7 @@ from pymc_ngvi.marginal.sampler import (
     OutsideDraws,
     Pairs,
     Ratios,
-    mean_variance,
+    WeightedValues,
     normalised_weights,
     variances_of,
 )
@@ -376,47 +376,41 @@ def _directions(fits: ManyGaussians, predictors: NDArray[np.intp]) -> Array:
 _MOST_OF_DRAWS = 0.5
 
 
+@dataclass(frozen=True, eq=False)
+class LatentPairs(Pairs):
+    """Draws of the latent variables at one value of the hyperparameters; NaN where there is no fit."""
+
+    #: Of log p at these hyperparameters.
+    elbo: Array
+    #: shape (n_draws, d).
+    latents: Array
+
+    def moved(self, by: Array) -> Self:
+        """Return those of another density of the hyperparameters."""
+        return replace(super().moved(by), elbo=self.elbo + by)
+
+
 @stored("nested.pairs")
 @dataclass(frozen=True, eq=False)
-class WeightedPairs:
-    """Weighted pairs of hyperparameters and latent variables."""
-
-    #: Hyperparameters, in an order in which neighbours are near each other; shape (n, p).
-    g: Array
-    #: Of the proposal of these; shape (n,).
-    log_density: Array
-    #: log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what x is drawn from; shape (n, m).
-    log_ratio: Array
-    #: Of log p at these hyperparameters; shape (n,).
-    elbo: Array
-    #: log m by the ELBO and what it lacks, from a regression; shape (n,).
-    log_by_elbo: Array
-    #: Draws of the latent variables; shape (n, m, d).
-    latents: Array
-    #: log q' - log q; empty where all are draws of q; shape (n, m).
-    log_mixed: Array = field(default_factory=lambda: np.empty((0, 0)))
-    #: How many of the m, the last ones, are drawn from farther out than q.
-    n_far: int = 0
+class WeightedPairs(WeightedValues, LatentPairs):
+    """Weighted pairs of hyperparameters, in an order in which neighbours are near each other, and latent variables."""
 
     @classmethod
-    def joined(cls, parts: "Sequence[WeightedPairs]", own: Sequence[NDArray[np.bool_]]) -> "WeightedPairs":
+    def of_modes(cls, parts: "Sequence[WeightedPairs]", own: Sequence[NDArray[np.bool_]]) -> "WeightedPairs":
         """Return the pairs of several modes: of each those that are its own, (n, m), where most of the draws are."""
         rows = [is_own.mean(axis=1) > _MOST_OF_DRAWS for is_own in own]
-        n = sum(of.sum() for of in rows)
-
-        def of(name: str) -> Any:
-            return np.concatenate([getattr(part, name)[r] for part, r in zip(parts, rows, strict=True)])
-
-        log_n = np.concatenate([np.full(r.sum(), np.log(len(r) / n)) for r in rows])
-        log_ratio = np.where(np.concatenate(own)[np.concatenate(rows)], of("log_ratio"), -np.inf)
-        return cls(
-            of("g"), of("log_density") + log_n, log_ratio, of("elbo"), of("log_by_elbo"), of("latents"),
-            of("log_mixed") if len(parts[0].log_mixed) else parts[0].log_mixed, parts[0].n_far,
-        )  # fmt: skip
+        n, kept = sum(of.sum() for of in rows), []
+        for part, is_own, of in zip(parts, own, rows, strict=True):
+            few, is_own = part[of], is_own[of]
+            log_ratio = np.where(is_own, few.log_ratio, -np.inf)
+            own_log_ratio = np.where(is_own[:, : part.n_own], few.own_log_ratio, -np.inf)
+            log_density = few.log_density + np.log(len(of) / n)
+            kept.append(replace(few, log_ratio=log_ratio, own_log_ratio=own_log_ratio, log_density=log_density))
+        return cls.joined(kept)
 
     def lost(self, own: NDArray[np.bool_]) -> float:
         """Return the part of the weight of hyperparameters at which most draws are not those of the mode."""
-        weights = normalised_weights(self.log_by_elbo - self.log_density)
+        weights = normalised_weights(self.log_estimate - self.log_density)
         return float(weights[own.mean(axis=1) <= _MOST_OF_DRAWS].sum())
 
     def __len__(self) -> int:
@@ -426,60 +420,27 @@ class WeightedPairs:
     def check(self, n_globals: int, n_local: int) -> None:
         """Raise ValueError where the arrays do not go together."""
         n, m = self.log_ratio.shape
-        flat = {a.shape for a in (self.log_density, self.elbo, self.log_by_elbo)}
+        flat = {a.shape for a in (self.log_density, self.elbo, self.log_estimate)}
         shapes = self.g.shape == (n, n_globals) and self.latents.shape == (n, m, n_local)
-        mixed = self.log_mixed.shape in {(n, m), (0, 0)} and 0 <= self.n_far < m
-        if not (shapes and mixed and flat == {(n,)}):
+        if not (shapes and flat == {(n,)} and len(self.own_log_ratio) == n and self.n_own <= m):
             raise ValueError("the arrays of the nested posterior do not go together")
 
     # --- weights ---
 
-    @functools.cached_property
-    def variance(self) -> float:
-        """Variance of the log weights given the hyperparameters, in the mean over these."""
-        return mean_variance(logsumexp(self.log_ratio, axis=1) - self.log_density, self.own_log_ratio)
-
     @property
     def n_own(self) -> int:
-        """Draws of q at each value."""
-        return int(self.log_ratio.shape[1]) - self.n_far
-
-    @property
-    def own_log_ratio(self) -> Array:
-        """Log p - log q at the draws of q, (n, n_own)."""
-        own = self.log_ratio[:, : self.n_own]
-        return own + self.log_mixed[:, : self.n_own] if self.log_mixed.size else own
+        """Draws of q at each value: the first ones; others are drawn from farther out."""
+        return int(self.own_log_ratio.shape[1])
 
     @property
     def is_joint(self) -> bool:
         """Whether pairs are weighted together."""
         return self.variance <= MOST_VARIANCE
 
-    @functools.cached_property
-    def log_marginal(self) -> Array:
-        """Log m at each value of the hyperparameters, (n,)."""
-        if not self.is_joint:
-            return self.log_by_elbo
-        return logsumexp(self.log_ratio, axis=1) - np.log(self.log_ratio.shape[1])
-
     @property
     def lacking(self) -> float:
         """Nats that ELBOs lack of log m, in the mean."""
         return float(self.weights @ (self.log_marginal - self.elbo))
-
-    @functools.cached_property
-    def _smoothed(self) -> tuple[Array, float]:
-        return smoothed_weights(self.log_marginal - self.log_density)
-
-    @property
-    def weights(self) -> Array:
-        """Of the hyperparameters, (n,); they add up to 1."""
-        return self._smoothed[0]
-
-    @property
-    def khat(self) -> float:
-        """Pareto k-hat of the weights of the hyperparameters."""
-        return self._smoothed[1]
 
     @functools.cached_property
     def of_pairs(self) -> Array:
@@ -494,7 +455,7 @@ class WeightedPairs:
     @property
     def effective_size(self) -> float:
         """Of the pairs."""
-        return float(1.0 / np.sum(self.of_pairs**2))
+        return effective_size_of(self.of_pairs)
 
     # --- draws and moments ---
 
@@ -703,18 +664,6 @@ _FLATTENED = 0.25
 _MOST_LACKING = 3.0
 
 
-@dataclass(frozen=True, eq=False)
-class LatentPairs(Pairs):
-    """Draws of the latent variables at one value of the hyperparameters; NaN where there is no fit."""
-
-    #: Of log p at these hyperparameters.
-    elbo: Array
-    #: shape (n_draws, d).
-    latents: Array
-    #: log q' - log q; shape (n_draws,).
-    log_mixed: Array
-
-
 class Exploration(NamedTuple):
     """What is known of the hyperparameters, and of the latent variables given these."""
 
@@ -762,15 +711,13 @@ class LatentInside:
         base = np.concatenate([half, -half], axis=2)[:, :, :n_draws]
         log_ratio, own = np.full((n, n_draws), -np.inf), np.full((n, n_own), -np.inf)
         elbo, estimate = np.full((2, n), -np.inf)
-        latents, log_mixed = np.zeros((n, n_draws, d)), np.zeros((n, n_draws))
+        latents = np.zeros((n, n_draws, d))
         for at, found in self._marginal.drawn(g, base, rng):
-            log_slope, log_mixed[at] = self.bend.log_slope(g[at])[:, None], found.log_mixed
-            log_ratio[at] = found.log_ratio - log_slope
-            own[at] = log_ratio[at, :n_own] + found.log_mixed[:, :n_own]
-            elbo[at] = found.elbo - log_slope[:, 0]
-            estimate[at] = elbo[at] + np.minimum(missing(own[at] - elbo[at, None])[0], _MOST_LACKING)
+            log_ratio[at], elbo[at] = found.log_ratio, found.elbo
+            own[at] = (found.log_ratio + found.log_mixed)[:, :n_own]
+            estimate[at] = found.elbo + np.minimum(missing(own[at] - found.elbo[:, None])[0], _MOST_LACKING)
             latents[at] = np.swapaxes(found.latents, 1, 2)
-        return LatentPairs(log_ratio, own, estimate, elbo, latents, log_mixed)
+        return LatentPairs(log_ratio, own, estimate, elbo, latents).moved(-self.bend.log_slope(g))
 
     def _begin(self) -> None:
         """See whether draws are worth it, and prepare what they begin from."""
@@ -792,15 +739,7 @@ class LatentInside:
         assert isinstance(pairs, LatentPairs)
         sd = np.sqrt(spread @ (draws.g - spread @ draws.g) ** 2)
         order = by_neighbours(draws.g / sd)
-        g, pairs = self.bend.inverse(draws.g[order]), pairs[order]
+        g = self.bend.inverse(draws.g[order])
         log_slope = self.bend.log_slope(g)
-        return WeightedPairs(
-            g,
-            draws.log_density[order] + log_slope,
-            pairs.log_ratio + log_slope[:, None],
-            pairs.elbo + log_slope,
-            pairs.log_estimate + log_slope,
-            pairs.latents,
-            pairs.log_mixed,
-            n_far_of(pairs.log_ratio.shape[1]),
-        )
+        moved = vars(pairs[order].moved(log_slope))
+        return WeightedPairs(**moved, g=g, log_density=draws.log_density[order] + log_slope)

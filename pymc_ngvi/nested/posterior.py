@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import prices
-from pymc_ngvi.core.messages import Reason, Unavailable
+from pymc_ngvi.core.messages import Reason, Unavailable, percent
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState
@@ -114,7 +114,7 @@ class NestedChecks(PoolVerdict):
             Condition("moved", self.moved, MOST_MOVED,
                 f"hyperparameters from farther out move a mean by {self.moved:.1f} of its standard errors"),
             Condition("lost", self.lost, _MOST_LOST,
-                f"the latent variables can't be fitted at {100 * self.lost:.0f} % of the hyperparameters"),
+                f"the latent variables can't be fitted at {percent(self.lost)} of the hyperparameters"),
         ]  # fmt: skip
         if not self.is_joint:
             said = f"the log marginal density of the hyperparameters is known to {self.error:.2f} nats only"
@@ -493,7 +493,7 @@ def _joined(parts: list[Exploration], homes: list[GaussianState], given: RowsGiv
         if lost[worst := int(np.argmax(lost))] > _LEFT:
             del parts[worst], homes[worst], points[worst]
             continue
-        pairs = WeightedPairs.joined([part.pairs for part in parts], own)
+        pairs = WeightedPairs.of_modes([part.pairs for part in parts], own)
         return Exploration(pairs, max(*lost, *(part.lost for part in parts)), max(part.moved for part in parts))
     return parts[0]
 
