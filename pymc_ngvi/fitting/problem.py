@@ -295,17 +295,13 @@ def _checked(value: object, what: str) -> list[Any]:
 
 def _coordinates(layout: Layout, name: str) -> NDArray[np.intp]:
     """Return the flat coordinates that a name stands for."""
+    if (found := layout.coordinates(name)) is not None:
+        return found
     by_name: dict[str, Variable] = {v.value_name: v for v in layout.variables}
     by_name |= {v.name: v for v in layout.variables}
-    if name in by_name:
-        where = by_name[name].where
-        return np.arange(where.start, where.stop)
     owner = by_name.get(name.rpartition("[")[0])
     if owner is None:
         raise ValueError(f"blocks names {name!r}, which is no free variable: {suggestion(name, by_name)}")
-    labels = [layout.label(i).replace(" ", "") for i in range(owner.where.start, owner.where.stop)]
-    if owner.shape and name.replace(" ", "") in labels:
-        return np.array([owner.where.start + labels.index(name.replace(" ", ""))], dtype=np.intp)
     shape = f"its value {owner.value_name!r} has shape {owner.shape}"
     if owner.shape and owner.size:
         first, last = (layout.label(i) for i in (owner.where.start, owner.where.stop - 1))

@@ -18,7 +18,7 @@ from pymc_ngvi.core.draws import density_of_normal
 from pymc_ngvi.core.importance import smoothed
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.status import Elbo
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Functionals
 from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY
@@ -108,7 +108,10 @@ def move(
         n_steps, size = _steps(step if t < n_trajectories - 1 else 0.5 * step, rng)
         momenta = rng.standard_normal(points.x.shape)
         if plan.coupled:
-            control = _turned(plan.gaussian, control, momenta, n_steps, size)
+            # By the angle that the same leapfrog steps turn draws of a standard normal.
+            angle, centre = n_steps * float(np.arccos(1.0 - 0.5 * size**2)), plan.gaussian.mean()
+            turned = np.sin(angle) * (plan.gaussian.draws(momenta) - centre)
+            control = centre + np.cos(angle) * (control - centre) + turned
         points, probability, _ = trajectory(plan.target, coordinates, points, momenta, n_steps, size, rng)
         acceptance[t] = probability.mean()
         if acceptance[t] < AIM - 0.15:
@@ -163,15 +166,9 @@ def _tried_step(
     return step
 
 
-def _turned(gaussian: GaussianState, control: Array, momenta: Array, n_steps: int, size: float) -> Array:
-    """Turn draws of a Gaussian by the angle that the same leapfrog steps turn those of a standard normal."""
-    angle = n_steps * float(np.arccos(1.0 - 0.5 * size**2))
-    centre = gaussian.mean()
-    return centre + np.cos(angle) * (control - centre) + np.sin(angle) * (gaussian.draws(momenta) - centre)
-
-
-#: Probabilities below the limits of 89 % intervals.
-LEVELS = {"lower": 0.055, "upper": 0.945}
+#: Probability beyond each limit of an 89 % interval, and those below the limits.
+_TAIL = 0.055
+LEVELS = {"lower": _TAIL, "upper": 1.0 - _TAIL}
 #: Probability of a false alarm among all figures of a kind together: a verdict looks at a dozen kinds.
 FAMILY_WISE = 0.001
 
@@ -200,7 +197,7 @@ def critical(n: int) -> float:
 _SHOWN = 0.25
 #: Drifts from which on q is not reliable: errors of 0.15 standard deviations in means, 12 % in standard deviations and
 #: 0.2 in limits are seen in nine of ten cases (docs/benchmarks/verdict_power.md).
-LIMITS = {"mean": 0.11, "sd": 0.09, "lower": 0.15, "upper": 0.15}
+LIMITS = {"mean": 0.11, "sd": 0.09, **dict.fromkeys(LEVELS, 0.15)}
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,6 @@ class Drift:
 
     #: "mean", in standard deviations of q; "sd", relative to that of q; "lower" and "upper", limits of 89 % intervals.
     measures: dict[str, Estimates]
-    n_draws: int
     #: What is computed; None for coordinates.
     functionals: Functionals | None = None
 
@@ -405,7 +401,7 @@ def moved_drift_of(moved: Moved, scores: Array, functionals: Functionals | None 
     """Return the drift of columns, (2 n, k), from controls to moved draws."""
     n = len(moved.end)
     after = np.repeat((0.0, 1.0 / n), n)
-    return Drift(compared(scores, after[::-1], after, np.tile(np.arange(n), 2)), n, functionals)
+    return Drift(compared(scores, after[::-1], after, np.tile(np.arange(n), 2)), functionals)
 
 
 def normal_scores(values: Array) -> Array:
@@ -441,7 +437,7 @@ def functional_drift_of(functionals: Functionals, moved: Moved, seconds: float) 
 def weighted_shift_of(values: Array, log_ratio: Array, functionals: Functionals | None) -> Drift:
     """Return by how much importance weights move coordinates, or what is computed of draws, (n_draws, n_columns)."""
     n, weights = len(values), softmax(smoothed(log_ratio)[0])
-    return Drift(compared(normal_scores(values), np.full(n, 1.0 / n), weights, np.arange(n)), n, functionals)
+    return Drift(compared(normal_scores(values), np.full(n, 1.0 / n), weights, np.arange(n)), functionals)
 
 
 # --- symmetries that log p may have ---
@@ -640,22 +636,21 @@ class _Comparison:
     """log p at draws and at their images, within a number of evaluations."""
 
     def __init__(self, density: ModelDensity, q: Distribution, theta: Array, most: int) -> None:
-        self.density, self.q, self.left, self.n_log_p = density, q, most, 0
+        self.density, self.q, self.most, self.n_log_p = density, q, most, 0
         self._mean, self._sd = q.mean()[None], q.sd()
         theta = theta[np.isfinite(theta).all(axis=1)]
         logp = self._log_p(theta)
         self.theta, self.logp = theta[np.isfinite(logp)], logp[np.isfinite(logp)]
-        self.log_q = q.rough_log_density(self.theta)
+        self.log_q = q.log_density(self.theta)
 
     def _log_p(self, theta: Array) -> Array:
-        self.left -= len(theta)
         self.n_log_p += len(theta)
         return self.density.logp(theta) if len(theta) else np.empty(0)
 
     def hold_at_one(self, members: list[Callable[[Array], Array]]) -> list[bool]:
         """Tell which candidates leave log p as it is at the first draw; False of those beyond the number."""
         result: list[bool] = []
-        affordable, size = members[: self.left], max(1, STREAMED // max(self.theta.shape[1], 1))
+        affordable, size = members[: max(self.most - self.n_log_p, 0)], max(1, STREAMED // max(self.theta.shape[1], 1))
         for some in (affordable[i : i + size] for i in range(0, len(affordable), size)):
             logp = self._log_p(np.concatenate([member(self.theta[:1]) for member in some]))
             result += _equal(logp, self.logp[0]).tolist()
@@ -665,12 +660,12 @@ class _Comparison:
         """Tell where a candidate maps most of q, and whether it is a symmetry if that is elsewhere."""
         theta = member(self.theta)
         with np.errstate(invalid="ignore", over="ignore"):
-            outside = ~(self.log_q - self.q.rough_log_density(theta) <= LOG_OUTSIDE)
+            outside = ~(self.log_q - self.q.log_density(theta) <= LOG_OUTSIDE)
         # Draws that cover all images have a mean that stays where it is.
         moves = np.abs(member(self._mean)[0] - self._mean[0]) > _MOVES * self._sd
         if outside.mean() <= MOSTLY or not moves.any():
             return None
-        holds = len(theta) <= self.left and _equal(self._log_p(theta), self.logp).all()
+        holds = self.n_log_p + len(theta) <= self.most and _equal(self._log_p(theta), self.logp).all()
         return bool(holds)
 
 

@@ -12,7 +12,7 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.messages import N_NAMED
+from pymc_ngvi.core.messages import N_NAMED, percent
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density.by_rows import ModelRows, NoRows, PredictorKind, RowKind
 from pymc_ngvi.families.gaussian import Partition
@@ -23,7 +23,7 @@ from pymc_ngvi.graphs.layout import Layout
 
 #: Names in a list, at most.
 _N_IN_WORDS = 6
-#: Share of entries from which on X is called dense.
+#: Share of entries from which on X is called dense, and at most of a Hessian that is not.
 _DENSE = 0.999
 
 
@@ -53,16 +53,11 @@ def _of(part: RowKind | NoRows) -> str:
 
 def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[str]:
     """Return kinds of rows in words; priors of single coordinates are said together."""
-    of_variable: dict[tuple[str, str], list[RowKind]] = {}
-    alone = [
-        kind
-        for kind in kinds
-        if kind.role == "prior" and len(kind.predictors) == 1 and kind.predictors[0].is_coordinate
-    ]
+    of_variable, words = dict[object, list[RowKind]](), list[str]()
     for kind in kinds:
-        if kind not in alone:
-            of_variable.setdefault((kind.role, kind.variable), []).append(kind)
-    words = list[str]()
+        is_alone = kind.role == "prior" and len(kind.predictors) == 1 and kind.predictors[0].is_coordinate
+        of_variable.setdefault("alone" if is_alone else (kind.role, kind.variable), []).append(kind)
+    alone = of_variable.pop("alone", [])
     for group in of_variable.values():
         alike: dict[str, list[RowKind]] = {}  # rows of other values may be other functions of the same predictors
         for kind in group:
@@ -305,7 +300,9 @@ class ModelStructure:
         if self.n_entries == n * (n + 1) // 2:
             return f"Dense: the Hessian of log p couples all {n:,} coordinates."
         if self.n_blocks < 2 or self.n_dim - self.n_global < _LEAST_LOCAL * n:
-            share = f"{min(100 * self.density, 99.9):.3g} % of the entries of the Hessian of log p can differ from 0"
+            share = (
+                f"{percent(min(self.density, _DENSE), '.3g')} of the entries of the Hessian of log p can differ from 0"
+            )
             return f"Treated as dense: {share}, and to cut its {n:,} coordinates into blocks would not pay."
         border, blocks = ([part for part in self.parts if part.kind == kind] for kind in ("global", "blocks"))
         if len(blocks) > _N_GROUPS:
