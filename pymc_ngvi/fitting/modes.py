@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from pymc_ngvi.core import linalg
@@ -25,7 +24,17 @@ from pymc_ngvi.core.climbs import VALLEY, ascend, tops
 from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.sizes import MODES, STREAMED, seed_of
 from pymc_ngvi.core.status import Elbo, StartError
-from pymc_ngvi.core.types import Array, FittedState, GaussianState, MeanHessian, Rule, Spread, VariationalState
+from pymc_ngvi.core.types import (
+    Array,
+    Bools,
+    FittedState,
+    GaussianState,
+    Indices,
+    MeanHessian,
+    Rule,
+    Spread,
+    VariationalState,
+)
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.one_mode import concave_given, has_one_mode, rows_not_concave
 from pymc_ngvi.families import FullState, Maker
@@ -102,7 +111,7 @@ def _gaussian(point: Array, curvature: Array, sd: Array) -> GaussianState | None
     return cast(GaussianState, FullState(point.copy(), sd[:, None] * factor))
 
 
-def _curvatures(density: ModelDensity, points: Array, grad: Array, scales: Array) -> tuple[Array, NDArray[np.bool_]]:
+def _curvatures(density: ModelDensity, points: Array, grad: Array, scales: Array) -> tuple[Array, Bools]:
     """Return minus the Hessian at each point, in its scales, from differences of gradients; 1 where not finite."""
     n_points, n_dim = points.shape
     if not n_points:
@@ -339,7 +348,7 @@ def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
     return np.concatenate(found)[np.argsort(-np.concatenate(heights))]
 
 
-def _steps_over(prior: Array, q: GaussianState, which: NDArray[np.intp], every: int = 1) -> tuple[Array, Array]:
+def _steps_over(prior: Array, q: GaussianState, which: Indices, every: int = 1) -> tuple[Array, Array]:
     """Return distances from the mean of a fit, 0 among them, along some coordinates; and the prior, without its ends.
 
     Shape (n_coordinates, n_steps), ascending.
@@ -377,7 +386,7 @@ class _Given:
         return logp, np.append(np.asarray(self._q.whiten(grad)), np.zeros((len(z), 1)), axis=1)
 
 
-def profile_humps(density: ModelDensity, q: GaussianState, prior: Array, outside: NDArray[np.intp]) -> Array:
+def profile_humps(density: ModelDensity, q: GaussianState, prior: Array, outside: Indices) -> Array:
     """Return the humps beyond a valley of log p as a function of each of a few coordinates, at its highest there."""
     steps, _ = _steps_over(prior, q, outside, _EACH)
     found = [np.empty((0, q.n_dim))]
@@ -393,7 +402,7 @@ def profile_humps(density: ModelDensity, q: GaussianState, prior: Array, outside
     return np.concatenate(found)
 
 
-def _are_humps(logp: Array) -> NDArray[np.bool_]:
+def _are_humps(logp: Array) -> Bools:
     """Tell where log p, along lines, is higher than beside; their ends lead to what the prior does not allow."""
     result = np.zeros(logp.shape, dtype=np.bool_)
     result[:, 1:-1] = (logp[:, 1:-1] > logp[:, :-2]) & (logp[:, 1:-1] >= logp[:, 2:])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from rich.theme import Theme
 from scipy.linalg import cho_solve
 
@@ -22,14 +22,7 @@ from pymc_ngvi.core.messages import Failed, OtherForm, RowsGivenUp
 from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.status import Elbo, StartError, Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import (
-    Array,
-    FittedState,
-    MatrixHessian,
-    Rule,
-    Target,
-    VariationalState,
-)
+from pymc_ngvi.core.types import Array, FittedState, Indices, MatrixHessian, Rule, Target, VariationalState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.info import constant_data
 from pymc_ngvi.density.new_priors import flat_coordinates, has_proper_priors
@@ -203,7 +196,7 @@ def _profile(density: LogDensity, centre: Array, at: int, shifts: Array, least: 
     return np.array(values)
 
 
-def _laplace(density: LogDensity, theta: Array, free: NDArray[np.intp]) -> tuple[Array, float] | None:
+def _laplace(density: LogDensity, theta: Array, free: Indices) -> tuple[Array, float] | None:
     """Return the mode in some coordinates, and the log integral over these; None where there is none."""
     value, gradient = (part[0] for part in density.logp_grad(theta[None]))
     if np.isneginf(value):
@@ -255,8 +248,8 @@ class Earlier:
     #: By name of the value variable.
     mean: dict[str, Array]
     #: Flat coordinates of the shared variables in the model, and in q; shape (n_shared,).
-    ours: NDArray[np.intp]
-    theirs: NDArray[np.intp]
+    ours: Indices
+    theirs: Indices
 
     @classmethod
     def of(cls, approx: Any, density: ModelDensity) -> "Earlier":
@@ -315,7 +308,7 @@ class Earlier:
             a.shape == old[name].shape and (name in params or np.array_equal(a, old[name])) for name, a in new.items()
         )
 
-    def _precision(self, scale: Array, ours: NDArray[np.intp], theirs: NDArray[np.intp]) -> Array | None:
+    def _precision(self, scale: Array, ours: Indices, theirs: Indices) -> Array | None:
         """Return the precision of all coordinates, of which the others are independent; None where it is too large."""
         if max(len(scale), self.q.n_dim) > _MOST_DIMS:
             return None

@@ -7,7 +7,7 @@ import pymc as pm
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import AnyArray
+from pymc_ngvi.core.types import AnyArray, Indices
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Layout:
         lead = theta.shape[:-1]
         return {v.value_name: theta[..., v.where].reshape(lead + v.shape) for v in self.variables}
 
-    def coordinates(self, name: str) -> NDArray[np.intp] | None:
+    def coordinates(self, name: str) -> Indices | None:
         """Return the flat coordinates of a variable, of its value, or of a label; None where none is called so."""
         owner = next((v for v in self.variables if name in (v.name, v.value_name)), None)
         if owner is not None:

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from pymc_ngvi.core.draws import chunks, draws_of
@@ -35,7 +34,7 @@ from pymc_ngvi.core.sizes import (
     seed_of,
 )
 from pymc_ngvi.core.status import Elbo, format_gap
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict, Word
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer, Functionals, functionals_of
@@ -504,7 +503,7 @@ _MEASURES: dict[str, tuple[str, Callable[[float, float], str]]] = {
 }
 
 
-def _named(drift: Drift, layout: Layout | None, measure: str, columns: NDArray[np.intp]) -> str:
+def _named(drift: Drift, layout: Layout | None, measure: str, columns: Indices) -> str:
     """Return what stands out, by variable: the first of each with figures, the others by their number."""
     of, estimates, groups = drift.functionals, drift.measures[measure], dict[str, tuple[str, int, list[int]]]()
     for column in columns.tolist():

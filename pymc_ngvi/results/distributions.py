@@ -25,7 +25,7 @@ from pymc_ngvi.core.importance import MIN_KHAT_DRAWS
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import FIXED_SEED, check_cov_size, check_draws
-from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Target, VariationalState
+from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Indices, Target, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
@@ -163,7 +163,7 @@ def _plain_dims(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"{name}_dim_{i}" for i in range(len(shape)))
 
 
-def indices_of(layout: Layout, names: str | Sequence[str]) -> NDArray[np.intp]:
+def indices_of(layout: Layout, names: str | Sequence[str]) -> Indices:
     """Return the flat coordinates of the named variables, in the order of the names."""
     found = {name: layout.coordinates(name) for name in ([names] if isinstance(names, str) else names)}
     if unknown := [name for name, at in found.items() if at is None]:
@@ -290,7 +290,7 @@ class Distribution:
         """Return draws with the weights that it keeps of them, worth ``n`` as far as that can be had."""
         return Draws.of_equal_weight(self.draw(n, rng))
 
-    def sources(self, theta: Array) -> NDArray[np.intp]:
+    def sources(self, theta: Array) -> Indices:
         """Return numbers, (n,), that are equal for draws that are not independent."""
         return np.arange(len(theta))
 
@@ -308,7 +308,7 @@ class Distribution:
         """Return the covariance, (n_dim, n_dim)."""
         return np.asarray(self.q.cov())
 
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates; raise ValueError where that would take too much memory."""
         block = getattr(self.q, "cov_block", None)
         check_cov_size(self.n_dim if block is None else len(index))
@@ -452,7 +452,7 @@ class PoolDistribution(Distribution):
             n = min(n, math.ceil(self.q.rest.effective_size(self.q.effective_size)))
         return self.q.draw(n, rng, enlarges=False)
 
-    def sources(self, theta: Array) -> NDArray[np.intp]:
+    def sources(self, theta: Array) -> Indices:
         """Return numbers, (n,), that are equal where globals are."""
         g = np.ascontiguousarray(theta[:, self.q.globals_])
         return np.unique(g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0], return_inverse=True)[1]

@@ -18,7 +18,7 @@ from pymc_ngvi.core.draws import density_of_normal
 from pymc_ngvi.core.importance import smoothed
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.status import Elbo
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Functionals
 from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY
@@ -181,7 +181,7 @@ class Estimates:
     value: Array
     se: Array
 
-    def beyond(self, size: float) -> NDArray[np.intp]:
+    def beyond(self, size: float) -> Indices:
         """Return the coordinates whose value stands out, the largest first."""
         value = np.abs(self.value)
         found = np.flatnonzero((value > size) & (value > critical(len(value)) * self.se))
@@ -209,7 +209,7 @@ class Drift:
     #: What is computed; None for coordinates.
     functionals: Functionals | None = None
 
-    def beyond(self, measure: str) -> NDArray[np.intp]:
+    def beyond(self, measure: str) -> Indices:
         """Return the columns that stand out, the most certain first: among what is whole, and among single elements.
 
         There are few of the first, so that less has to be allowed for chance.
@@ -219,9 +219,9 @@ class Drift:
         kinds = [np.flatnonzero(kind) for kind in (whole, ~whole)]
         return np.concatenate([kind[Estimates(of.value[kind], of.se[kind]).beyond(LIMITS[measure])] for kind in kinds])
 
-    def off(self) -> dict[str, NDArray[np.intp]]:
+    def off(self) -> dict[str, Indices]:
         """Return the columns that are off by more than a limit, and not by chance, by measure."""
-        found, known = dict[str, NDArray[np.intp]](), np.empty(0, dtype=np.intp)
+        found, known = dict[str, Indices](), np.empty(0, dtype=np.intp)
         for name in self.measures:
             columns = self.beyond(name)
             # What is said of a mean or a standard deviation is not said of limits again.
@@ -256,7 +256,7 @@ class Drift:
 _LEAST_RATIO = 0.01
 
 
-def diffused(z: Array, rate: Array, spread: Array, source: NDArray[np.intp]) -> dict[str, Estimates]:
+def diffused(z: Array, rate: Array, spread: Array, source: Indices) -> dict[str, Estimates]:
     """Return what rates of change say of columns, (n, k), that have mean 0 and variance 1 or about.
 
     With z the column, L z its rate and b half of the rate at which its variance grows, :math:`L f(z) = f'(z) L z +
@@ -290,7 +290,7 @@ def diffused(z: Array, rate: Array, spread: Array, source: NDArray[np.intp]) -> 
     return found
 
 
-def _sums_by(source: NDArray[np.intp]) -> sparse.csr_array:
+def _sums_by(source: Indices) -> sparse.csr_array:
     return sparse.csr_array((np.ones(len(source)), (source, np.arange(len(source)))))
 
 
@@ -367,7 +367,7 @@ def joint_drift_of(moved: Moved) -> JointDrift:
     return JointDrift(mean, far, change[apart > far], int(np.sum(apart < -far)), len(change), n_dim)
 
 
-def compared(scores: Array, before: Array, after: Array, source: NDArray[np.intp]) -> dict[str, Estimates]:
+def compared(scores: Array, before: Array, after: Array, source: Indices) -> dict[str, Estimates]:
     """Return by how much moments and limits of columns, (n, k), change from weights of draws to other weights of them.
 
     Draws of one source, as before and after they were moved, are not independent. Whether a limit moves is judged by
@@ -416,7 +416,7 @@ def normal_scores(values: Array) -> Array:
         return np.asarray(ndtri((rankdata(values, axis=0) - 0.5) / len(values)))
 
 
-def where_usable(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
+def where_usable(usable: Bools, estimates: Estimates) -> Estimates:
     """Return estimates, 0 with an error of 1 where they are of no use."""
     return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, 1.0))
 
@@ -469,10 +469,10 @@ class _Item(NamedTuple):
     variables: tuple[Variable, ...]
     axis: int
     #: Places of each label in the flat vector; shape (n_labels, ...).
-    places: NDArray[np.intp]
+    places: Indices
 
 
-def _mapped(theta: Array, order: NDArray[np.intp], sign: NDArray[np.int8], sums: tuple[NDArray[np.intp], ...]) -> Array:
+def _mapped(theta: Array, order: Indices, sign: NDArray[np.int8], sums: tuple[Indices, ...]) -> Array:
     """Return the images of draws, (n_draws, n_dim): places in another order, some with the opposite sign.
 
     A simplex is made of centred logarithms, of which the last is implied by the others: places behind the flat vector
@@ -532,7 +532,7 @@ def families_of(layout: Layout) -> list[SymmetryFamily]:
     return sorted(found, key=lambda family: len(family.where))
 
 
-def _axes_by_length(layout: Layout) -> tuple[list[list[_Item]], tuple[NDArray[np.intp], ...]]:
+def _axes_by_length(layout: Layout) -> tuple[list[list[_Item]], tuple[Indices, ...]]:
     """Return the axes along which entries could be exchanged, by constrained length, and what is summed."""
     axes, sums, n = dict[int, list[_Item]](), [], layout.n_dim
     for variable in layout.variables:
@@ -669,7 +669,7 @@ class _Comparison:
         return bool(holds)
 
 
-def _equal(one: Array, other: Array | float) -> NDArray[np.bool_]:
+def _equal(one: Array, other: Array | float) -> Bools:
     return np.abs(one - other) <= _ROUNDING * (1.0 + np.abs(other))
 
 
@@ -694,7 +694,7 @@ def _counted(kept: list[tuple[SymmetryFamily, list[_Image]]], n_dim: int) -> lis
     return result
 
 
-def _add_signs(basis: set[int], negative: NDArray[np.bool_]) -> None:
+def _add_signs(basis: set[int], negative: Bools) -> None:
     """Add a set of coordinates that change signs to a basis of such sets, unless it is a product of those there."""
     bits = int.from_bytes(np.packbits(negative).tobytes())
     for other in sorted(basis, reverse=True):

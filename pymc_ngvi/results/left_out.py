@@ -19,7 +19,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import NotApart, suggestion
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.sizes import AT_ONCE, HELD, MOST_NUMBERS, N_PREDICTED, N_SHOWN, seed_of
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import Array, Bools, GaussianState, Indices
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
 from pymc_ngvi.density.observed_rows import (
@@ -70,7 +70,7 @@ class RowSites:
     grad: Array
     hessian: Array
     #: Whether q lets all predictors vary by themselves: else derivatives in them may be many things; shape (n_rows,).
-    are_free: NDArray[np.bool_]
+    are_free: Bools
     #: The part of the precision of q that is the site's, in the direction in which it is largest; shape (n_rows,).
     influence: Array
     #: NaN where the site is more precise than q; shape (n_rows, k), (n_rows, k, k).
@@ -358,7 +358,7 @@ def _by_fits(
     def evidence() -> Estimate | None:
         return _evidence(posterior, rng)
 
-    def without(rows: NDArray[np.intp], part: DataParts) -> _Fit:
+    def without(rows: Indices, part: DataParts) -> _Fit:
         fit = fits()
         masked.leave_out(rows)
         found = fit(seed_of(rng))
@@ -511,7 +511,7 @@ def asked_for(
 
 def _groups(
     posterior: Posterior, elementwise: ObservedLogp, name: str, groups: str | ArrayLike
-) -> tuple[NDArray[np.intp], NDArray[Any], str]:
+) -> tuple[Indices, NDArray[Any], str]:
     """Return the number of the group of each row, the labels of groups, and the name of the dim."""
     shape, model = elementwise.shape, posterior.model
     if not isinstance(groups, str):
@@ -542,7 +542,7 @@ def _groups(
     )
 
 
-def _folds(folds: int | ArrayLike, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[NDArray[np.intp], int]:
+def _folds(folds: int | ArrayLike, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Indices, int]:
     n = int(np.prod(shape))
     if np.ndim(folds) == 0:
         if isinstance(folds, bool) or not isinstance(folds, int | np.integer) or not 2 <= folds <= n:
@@ -554,7 +554,7 @@ def _folds(folds: int | ArrayLike, shape: tuple[int, ...], rng: np.random.Genera
     return fold, len(labels)
 
 
-def _labels(option: str, given: ArrayLike, shape: tuple[int, ...]) -> tuple[NDArray[np.intp], NDArray[Any]]:
+def _labels(option: str, given: ArrayLike, shape: tuple[int, ...]) -> tuple[Indices, NDArray[Any]]:
     """Return the number of the label of each row, and the labels."""
     array = np.asarray(given)
     if array.shape != shape:

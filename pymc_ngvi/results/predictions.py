@@ -13,12 +13,12 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pymc.backends.arviz import find_observations
 from scipy import sparse
 
 from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened, suggestion
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import data_in, quoted
@@ -166,7 +166,7 @@ class NewData:
                     )
 
 
-def _refuse_missing(name: str, is_missing: NDArray[np.bool_]) -> None:
+def _refuse_missing(name: str, is_missing: Bools) -> None:
     """Raise ValueError where values are missing."""
     if rows := np.unique(np.argwhere(is_missing)[:, :1]).tolist():
         raise ValueError(f"{name!r} has missing values, in rows {listed(rows)}: fill in, or leave out.")
@@ -202,7 +202,7 @@ def _levels(values: Any) -> list[Any]:
     return list(values.astype("datetime64[ns]")) if are_times else [_plain(value) for value in values]
 
 
-def places_among(labels: Sequence[Any], others: Sequence[Any]) -> NDArray[np.intp]:
+def places_among(labels: Sequence[Any], others: Sequence[Any]) -> Indices:
     """Return where labels are among others, all of which these have."""
     place = {label: i for i, label in enumerate(others)}
     return np.array([place[label] for label in labels], dtype=np.intp)
@@ -361,7 +361,7 @@ Groups = Literal["known", "new", "average"]
 class _Axis:
     """Where the elements of an axis were in the fit: their positions then, -1 for new ones."""
 
-    positions: NDArray[np.intp]
+    positions: Indices
     n_old: int
     labels: list[Any] | None
 

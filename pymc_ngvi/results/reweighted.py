@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pymc as pm
 
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.special import softmax
@@ -23,7 +22,7 @@ from pymc_ngvi.core.importance import Estimate, Weights, khat_limit, log_mean, w
 from pymc_ngvi.core.messages import OURS, listed, shortened
 from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MOST_NUMBERS, N_SHOWN, seed_of
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer, OnDraws, unconstrained
 from pymc_ngvi.density.info import quoted, with_data_for
@@ -32,7 +31,6 @@ from pymc_ngvi.density.predictive import Treatment, data_behind, indexed_axes, n
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.marginal.left_out import (
     CoupledRows,
-    Ints,
     WithNewRows,
     draws_without_rows,
     integrated_again,
@@ -383,7 +381,7 @@ class NewRows:
         return self.drawn(self.free(self.point), 0)
 
     @cached_property
-    def is_new(self) -> dict[str, NDArray[np.bool_]]:
+    def is_new(self) -> dict[str, Bools]:
         """Tell which elements of the variables that have grown were not in the fit."""
         found = {}
         for name in self.grown:
@@ -570,7 +568,7 @@ _FIRST, _MOST, _MOST_VARIANCE = 8, 1_024, 0.1
 _PILOTS, _FROM_PRIOR, _WIDER, _DF = 4, 0.2, 1.3, LEAST_DF
 
 
-def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
+def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Indices]]:
     """Return which rows depend on which new elements, (n_rows, n_numbers), and the numbers of the elements.
 
     Elements have the same number where they belong together, such as those of a walk or a process. Others have -1.
@@ -596,7 +594,7 @@ def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
 
 
 def with_new_elements(
-    rows: NewRows, free: Values, log_weights: Array, depends: sparse.csr_array, numbers: dict[str, Ints],
+    rows: NewRows, free: Values, log_weights: Array, depends: sparse.csr_array, numbers: dict[str, Indices],
     rng: np.random.Generator,
 ) -> tuple[Array, dict[str, AnyArray], float]:  # fmt: skip
     """Return new elements at draws of the free variables.
@@ -639,7 +637,7 @@ def with_new_elements(
     return (log_sum - np.log(n)).sum(axis=1), chosen, variance
 
 
-def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
+def _tied(rows: NewRows, numbers: dict[str, Indices], same: Values, many: Values) -> Indices:
     """Return one number for those of which one is a parameter of the prior of another, as a school is of its class."""
     n = 1 + max(int(of.max()) for of in numbers.values())
     if len(numbers) < 2:
@@ -658,14 +656,14 @@ class _Proposal:
     """Where candidates are drawn: from the prior, and, once it has learned, mostly where rows say that they are."""
 
     def __init__(
-        self, rows: NewRows, free: Values, parts: dict[str, Ints], n_parts: int, rng: np.random.Generator
+        self, rows: NewRows, free: Values, parts: dict[str, Indices], n_parts: int, rng: np.random.Generator
     ) -> None:
         self._rows, self._free, self._n_parts, self._rng = rows, free, n_parts, rng
         self._places = {name: np.flatnonzero(of >= 0) for name, of in parts.items()}
         self.part = np.concatenate([parts[name].ravel()[at] for name, at in self._places.items()])
         shape = (n_parts, len(self.part))
         self._sums = sparse.csr_array((np.ones(len(self.part)), (self.part, np.arange(len(self.part)))), shape=shape)
-        self._learned: list[tuple[Ints, Array, Array]] | None = None
+        self._learned: list[tuple[Indices, Array, Array]] | None = None
 
     def learn(self, pilots: Sequence[Values], log_density: Sequence[Array], log_weights: Array) -> None:
         """Learn where elements are, from draws of their prior with the log densities of their rows, (n, n_parts)."""
@@ -717,7 +715,7 @@ class _Proposal:
         return result
 
 
-def _numbers(rows: NewRows) -> dict[str, Ints]:
+def _numbers(rows: NewRows) -> dict[str, Indices]:
     """Return the number of what each element belongs to, by variable; -1 for those that were in the fit.
 
     The elements of a series, or of a vector, belong together.
@@ -782,7 +780,7 @@ def _named(rows: NewRows) -> str:
 
 
 def _log_density_of(
-    posterior: Posterior, rows: NewRows, made: Draws, log_ratio: Array, of_known: Ints, log_known: Array, seed: int
+    posterior: Posterior, rows: NewRows, made: Draws, log_ratio: Array, of_known: Indices, log_known: Array, seed: int
 ) -> Estimate:
     """Return the log density of new rows given those of the fit; that of those which depend on nothing new is known."""
     found, state = log_mean(log_ratio, made.log_weights, part=made.part), with_trees(posterior.distribution.q)
@@ -849,7 +847,7 @@ class _AllRows:
 
     def joined(self, dims: Sequence[str | None], old: AnyArray, new: AnyArray) -> AnyArray:
         """Return arrays, (n_draws, *shape), with the elements of the fit and new ones, which count where both are."""
-        lengths, places = list[int](), list[NDArray[np.intp]]()
+        lengths, places = list[int](), list[Indices]()
         for axis, (dim, before, now) in enumerate(zip(dims, old.shape[1:], new.shape[1:], strict=True)):
             is_of_rows = dim in self._dims or (dim not in self._labels and axis == 0 and before in self._lengths)
             if dim in self._new.labels and not is_of_rows:
@@ -896,7 +894,7 @@ def _with_all_rows(
 
 def _with_rows(
     posterior: Posterior, rows: NewRows, made: Draws, rng: np.random.Generator
-) -> tuple[Array, WithNewRows, Ints, Values, tuple[str, ...]]:
+) -> tuple[Array, WithNewRows, Indices, Values, tuple[str, ...]]:
     """Return what new rows say of each draw, where it is then, with what was not in the fit, and what is doubtful."""
     depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
@@ -925,7 +923,7 @@ def _with_rows(
     return log_ratio, known, of_known, rows.known(free, drawn), tuple(doubts)
 
 
-def _log_densities(rows: NewRows, which: NDArray[np.intp], theta: Array) -> Array:
+def _log_densities(rows: NewRows, which: Indices, theta: Array) -> Array:
     return rows.logp(rows.known(rows.free(theta), rows.some))[:, which]
 
 
