@@ -54,14 +54,9 @@ class DrawnState:
 
 
 class OfDraws(Distribution):
-    """As reports read it: no density, no weights."""
-
-    family = "drawn"
+    """As reports read it: weights in the place of a density."""
 
     def log_density(self, theta):
-        return None
-
-    def rough_log_density(self, theta):
         return -0.5 * np.sum(theta**2, axis=1)
 
     def kept_log_weights(self):
