@@ -1,13 +1,12 @@
 """`NGVI`, the inference object, and `fit_ngvi`, a fit as one call: options in, approximation out."""
 
-import dataclasses
 import inspect
 import logging
 import re
 import time
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Never
 from weakref import WeakValueDictionary
 
@@ -19,6 +18,7 @@ from pymc.model import modelcontext
 from pymc.variational.inference import Inference
 from rich.theme import Theme
 
+from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.sizes import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
@@ -35,7 +35,6 @@ from pymc_ngvi.fitting.options import (
     joined_parameters,
     names_a_method,
     options_for,
-    refuse_for,
     refuse_unknown,
     sign,
     split_options,
@@ -261,8 +260,7 @@ class NGVI(Inference):
         self._options = options_for(self._given)
         self._streamed: Streamed | None = None
         self._session: FitSession | None = None
-        self._fitted: NGVIApproximation | None = None  # what the last fit goes into, also where it was stopped
-        self._result: NGVIApproximation | None = None  # of the last fit
+        self._result: NGVIApproximation | None = None  # of the last fit; what it goes into, also where it was stopped
         # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
         self._prepared: NGVIApproximation | None = None
         self._next_seed: int | None = None
@@ -286,10 +284,6 @@ class NGVI(Inference):
             self._next_seed = None
         self._options, self._given = validated, given
 
-    def begin_with(self, density: ModelDensity) -> None:
-        """Let the next fit go on with a log density of the model that is there."""
-        self._density = density
-
     @property
     def approx(self) -> NGVIApproximation:
         """The approximation of the last fit.
@@ -298,8 +292,8 @@ class NGVI(Inference):
         that will be fitted, so that callbacks can use its nodes. Only another model or family takes another object. An
         exact posterior is an object of its own, whose ``gaussian`` is the one that was fitted.
         """
-        if (last := self._result or self._fitted) is not None:
-            return last
+        if self._result is not None:
+            return self._result
         if self._prepared is None:
             problem = self._problem(None, None)
             start = self._from(problem.density)
@@ -313,7 +307,7 @@ class NGVI(Inference):
     @property
     def hist(self) -> Array:
         """Loss, -ELBO, of each iteration of the last fit."""
-        return np.empty(0) if self._session is None and self._result is None else self.approx.hist
+        return np.empty(0) if self._result is None else self._result.hist
 
     def fit(
         self,
@@ -361,13 +355,15 @@ class NGVI(Inference):
         TypeError
             For an option that does not exist or belongs to another method, saying what to use instead.
         """
-        refuse_for(unknown, NGVI.__init__, NGVI.fit)
+        refuse_unknown(unknown, NGVI.__init__, NGVI.fit)
+        if unknown:
+            raise TypeError(f"{next(iter(unknown))} is an option of NGVI(...), not of its fit: give it there.")
         n, callbacks = check_n(n), check_callbacks(callbacks)
         clock = time.perf_counter()
         with SoFar[NGVIApproximation]() as so_far:
             problem = self._problem(backend, compile_kwargs)
             density, seed = problem.density, self._seed()
-            self._next_seed, self._result = seed, None
+            self._next_seed = seed
             choice = Choice(self._options.posterior, seed, self._options.max_seconds)
             is_free = not callbacks and n and self._given["start"] is None and not names_a_method(self._given)
             for pilot in dict.fromkeys((None if self._is_searched else self._pilot_for(density), None)):
@@ -378,29 +374,30 @@ class NGVI(Inference):
                 if has_come := bool(is_free and candidates.come_first()):
                     break
             if not has_come:
-                self._options = dataclasses.replace(self._options, max_seconds=candidates.options_seconds)
+                left = None if choice.max_seconds is None else max(candidates.left, TINY)
+                self._options = replace(self._options, max_seconds=left)
                 with (
                     or_the_first(candidates.errors), FitProgress(progressbar, progressbar_theme) as progress,
                     few_threads(density), watching(density, progress),
                 ):  # fmt: skip
                     approx, problem, rule, q, seed = self._start(problem, include_transformed)
-                    search = self._search(problem, seed)
+                    is_unsearched = self._pilot_for(density) is not None and not self._is_searched
+                    search = None if is_unsearched else ModeSearch.of(problem, self._options, seed)
                     self._session = approx._session = session = FitSession.begin(
                         problem, rule, q, self._options, seed, score=score in (None, True), clock=clock,
                         observer=observer_of(approx, callbacks), search=search,
                     )  # fmt: skip
-                    self._fitted, self._prepared, self._next_seed = approx, None, None
+                    self._result, self._prepared, self._next_seed = approx, None, None
                     candidates.fit(session, approx, n, progress, may_pause=not callbacks)
                 candidates.after_fit(n, progressbar_theme)
             so_far.result = candidates.result()
-        self._result = result = so_far.result
-        assert result.record is not None
-        if result.record.comes_first:
+        fitted, self._result = self._result, so_far.result
+        assert self._result.record is not None
+        if fitted is None or self._result.record.comes_first:
             self._session = self._prepared = self._next_seed = None
-            self._fitted = result
-        assert self._fitted is not None
-        report_outcome(self._fitted._state, result.record)
-        return result
+            fitted = self._result
+        report_outcome(fitted._state, self._result.record)
+        return self._result
 
     def refine(
         self,
@@ -418,9 +415,9 @@ class NGVI(Inference):
         TypeError
             Before the first fit.
         """
-        if self._session is None and self._result is None:
+        if self._result is None:
             raise TypeError("There is nothing to refine: call fit first.")
-        return self.approx.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+        return self._result.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
 
     def run_profiling(self, *args: object, **kwargs: object) -> Never:
         """Not available: there is no compiled step function to profile."""
@@ -451,11 +448,6 @@ class NGVI(Inference):
             return None
         then, now = ([(v.value_name, v.shape) for v in of.layout.variables] for of in (self._pilot, density))
         return self._pilot if then == now else None
-
-    def _search(self, problem: Problem, seed: int) -> ModeSearch | None:
-        """Return the search for other modes after a fit."""
-        is_left_out = self._pilot_for(problem.density) is not None and not self._is_searched
-        return None if is_left_out else ModeSearch.of(problem, self._options, seed)
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""

@@ -27,8 +27,15 @@ import xarray as xr
 
 from numpy.typing import ArrayLike
 from pymc.progress_bar import default_progress_theme
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as Remaining
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from pymc_ngvi.core.messages import OURS, checked_names, listed, percent, shortened, suggestion
 from pymc_ngvi.core.sizes import MANY, N_PREDICTED, Seed, check_draws, seed_of
@@ -40,10 +47,9 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot, Simulated, data_in, quoted, simulate, with_data_for, without_casts
 from pymc_ngvi.density.shards import Advice, BrokenExecutorError, Cluster, Lost, client_of
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
-from pymc_ngvi.fitting.progress import SharedContext, console_for, one_thread
+from pymc_ngvi.fitting.progress import ONE_THREAD, SharedContext, console_for
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.distributions import constrained_dataset, element_names
 from pymc_ngvi.results.persistence import digest_of, write
@@ -64,14 +70,6 @@ class Case(NamedTuple):
     entry: Entry
     #: Whose values are ranked among draws.
     truth: Simulated | None = None
-
-
-def opened(data: Iterable[Entry]) -> tuple[Iterator[Entry], int | None]:
-    """Return the entries one after the other, and how many there are, None where that is not known."""
-    if isinstance(data, Mapping) or not isinstance(data, Iterable):
-        what = "a dict, which is the data of one fit: write [data]" if isinstance(data, Mapping) else shortened(data)
-        raise TypeError(f"data should be an iterable of dicts, one for each fit; got {what}.")
-    return iter(data), len(data) if isinstance(data, Sized) else None
 
 
 @dataclass(frozen=True)
@@ -209,8 +207,6 @@ def _ranks(
 
 logger = logging.getLogger("pymc.ngvi")
 
-#: What is kept of each variable.
-STATISTICS = ("mean", "sd", "lower", "upper")
 #: The first fits, which start as a fit alone does, and look for other modes.
 N_PILOTS = 3
 #: Of the others, one in so many looks for them.
@@ -280,7 +276,7 @@ class Fitter:
         try:
             arrays = self.asked.slots.checked(case.entry)
             row.digest = digest_of(arrays)
-            with one_thread():
+            with ONE_THREAD:
                 approx = self.approx(index, arrays)
                 record = approx.record
                 if index < N_PILOTS and record is not None:
@@ -299,7 +295,7 @@ class Fitter:
         inference = self._inference
         inference._pilot = self.pilot if index >= N_PILOTS and self.may_leave_search else None
         inference._is_searched = index % _EACH_SEARCHED == 0
-        with _QUIETLY, one_thread():
+        with _QUIETLY, ONE_THREAD:
             inference.configure(random_seed=self.asked.seed(index))
             approx = inference.fit(progressbar=False, **self.asked.of_fit)
         approx._record_of("fit_many").refuse_interrupted()
@@ -309,13 +305,10 @@ class Fitter:
         asked, record = self.asked, approx._record_of("fit_many")
         rng = np.random.default_rng([MANY, row.seed])
         record.refuse_diverged()
-        if isinstance(state := approx._state, PoolState):  # which is large enough for a row of the table
-            theta = state.draw(asked.draws, rng, enlarges=False)
-        else:
-            theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
+        theta = approx._posterior.distribution.draw_matched(asked.draws, rng)
         values = Constrainer.of(approx.density, names=asked.names)(theta, random_seed=seed_of(rng))
         unconstrained = {v.value_name for v in approx.layout.variables} - {v.name for v in approx.layout.variables}
-        known = {name: draws for name, draws in values.items() if name not in unconstrained}
+        known = {name: 1.0 * draws for name, draws in values.items() if name not in unconstrained}  # or truth values
         levels = 0.5 + np.array([-0.5, 0.5]) * asked.prob
         statistics = {
             name: np.stack([draws.mean(axis=0), draws.std(axis=0), *np.quantile(draws, levels, axis=0)])
@@ -384,10 +377,7 @@ def _in_short(error: Exception, arrays: Mapping[str, AnyArray]) -> str:
 
 #: Cases that are handed to each process at a time: what is waiting takes memory.
 IN_HAND = 2
-#: Said of a fit whose process has ended twice, alone the second time.
-_DIED = "The process ended during this fit, which may be for want of memory."
 
-type Numbered = tuple[int, Case]
 #: The place of a case, and the case, pickled.
 type Sent = tuple[int, bytes]
 type Rows = Generator[Row, None, list[Sent]]
@@ -424,18 +414,6 @@ class Kit:
             return failed(self._fitter, index, loaded) if isinstance(loaded, str) else self._fitter.row(index, loaded)
 
 
-def fit_elsewhere(fitter: Fitter, cases: Iterator[Numbered], run: Run) -> Iterator[Row]:
-    """Fit cases in other processes; rows come in the order in which they are done.
-
-    A process that ends takes no other fit with it: cases that were lost are fitted again, one at a time.
-    """
-    left = ((index, _pickled(case)) for index, case in cases)
-    while lost := (yield from run(left, False)):
-        for index, case in lost:
-            if (yield from run(iter([(index, case)]), True)):
-                yield failed(fitter, index, _DIED)
-
-
 def failed(fitter: Fitter, index: int, why: str | Exception) -> Row:
     """Return the row of a case that was not fitted."""
     error = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
@@ -453,23 +431,6 @@ def _pickled(case: Case) -> bytes:
 
 
 # --- fits on the workers of a Dask cluster ---
-
-_ADVICE = Advice("fits", "Make another one, with Client(cluster).", "Start some, and call again.")
-
-
-def cluster_of(client: object) -> Cluster:
-    """Return the cluster behind a client."""
-    found = client_of(client)
-    if found is None or found.asynchronous:
-        what = shortened(client) if found is None else "one that is asynchronous"
-        raise TypeError(
-            f"client should be a distributed.Client; got {what}. For the address of a scheduler, or a cluster, give "
-            "Client(address). Processes of this machine are started by n_jobs."
-        )
-    cluster = Cluster(found, _ADVICE)
-    cluster.check()
-    cluster.look()  # whether it has workers now
-    return cluster
 
 
 def on_dask(fitter: Fitter, cluster: Cluster) -> Run:
@@ -589,7 +550,11 @@ def _row(index: int, case: bytes) -> Row:
 def shown(rows: Iterable[Row], total: int | None, enabled: bool) -> Iterator[Row]:
     """Hand rows on, and show how many there were."""
     columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
-    columns += [BarColumn(), TimeElapsedColumn(), TextColumn("left:"), Remaining()] if total else [TimeElapsedColumn()]
+    columns += (
+        [BarColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()]
+        if total
+        else [TimeElapsedColumn()]
+    )
     console, in_text = console_for(default_progress_theme)
     with Progress(*columns, console=console, disable=not enabled or in_text) as progress:
         task, failed = progress.add_task(_words(0, total, 0), total=total), 0
@@ -615,9 +580,10 @@ def judge_unsearched(rows: Sequence[Row]) -> str:
     left_out = [row for row in rows if row.left_out and not row.error]
     searched = [row for row in rows if row.about.get("searched")]
     having = [row.index for row in searched if row.about["other_modes"]]
+    part = f"{len(having):,} of {len(searched):,} fits"
     for row in left_out:
         if having:
-            row.about["sentence"] += f" Not searched for other modes, which {_part(having, searched)} have."
+            row.about["sentence"] += f" Not searched for other modes, which {part} have."
             if row.about["verdict"] != Word.NOT_RELIABLE:
                 row.about["verdict"] = Word.NOT_JUDGED.value
         else:
@@ -625,27 +591,20 @@ def judge_unsearched(rows: Sequence[Row]) -> str:
     if not (having and left_out):
         return ""
     return (
-        f"{_part(having, searched)} that were searched for other modes have some (fit {having[0]} is the first). The "
+        f"{part} that were searched for other modes have some (fit {having[0]} is the first). The "
         f"{len(left_out):,} others were not searched, and are not judged: search='each' looks in all."
     )
 
 
-def _part(having: Sequence[int], searched: Sequence[Row]) -> str:
-    return f"{len(having):,} of {len(searched):,} fits"
-
-
 # --- goes through the cases, one after the other, in processes or on Dask, and collects rows as they are done ---
-
-#: Where fits are made: in so many processes, or on a cluster.
-type Place = int | Cluster
 
 
 class _Unreadable(Exception):
     """The iterable of data has raised an error."""
 
 
-def workers_of(n_jobs: object, client: object) -> Place:
-    """Return where fits are made."""
+def workers_of(n_jobs: object, client: object) -> int | Cluster:
+    """Return where fits are made: in so many processes, or on a cluster."""
     if isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or (n_jobs < 1 and n_jobs != -1):
         raise ValueError(f"n_jobs should be the number of processes, at least 1, or -1 for all cores; got {n_jobs!r}.")
     if client is None:
@@ -653,10 +612,22 @@ def workers_of(n_jobs: object, client: object) -> Place:
         return len(os.sched_getaffinity(0)) if all_cores else max(n_jobs, 1)
     if n_jobs != 1:
         raise ValueError("Give n_jobs, processes of this machine, or client, the workers of Dask, not both.")
-    return cluster_of(client)
+    found = client_of(client)
+    if found is None or found.asynchronous:
+        what = shortened(client) if found is None else "one that is asynchronous"
+        raise TypeError(
+            f"client should be a distributed.Client; got {what}. For the address of a scheduler, or a cluster, give "
+            "Client(address). Processes of this machine are started by n_jobs."
+        )
+    cluster = Cluster(found, Advice("fits", "Make another one, with Client(cluster).", "Start some, and call again."))
+    cluster.check()
+    cluster.look()  # whether it has workers now
+    return cluster
 
 
-def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int | None, progressbar: bool) -> list[Row]:
+def fitted_rows(
+    fitter: Fitter, cases: Iterable[Case], place: int | Cluster, total: int | None, progressbar: bool
+) -> list[Row]:
     """Fit all cases; the model has its own data back at the end.
 
     Those that are done are returned after an interrupt from the keyboard, where the data can't be read on, and where a
@@ -675,7 +646,12 @@ def fitted_rows(fitter: Fitter, cases: Iterable[Case], place: Place, total: int 
             if not rows:
                 raise error.__cause__ or error from None
             _warn(f"{error} {_kept(rows, total)}")
-    _report_failures(rows)
+    if failed := [row for row in rows if row.error]:
+        which = listed(sorted(row.index for row in failed))
+        reason = f"The reason of fit {failed[0].index}: {failed[0].error}"
+        if len(failed) == len(rows):
+            raise ValueError(f"All {len(rows):,} fits failed. {reason}")
+        _warn(f"{len(failed):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
     if of_modes := judge_unsearched(rows):
         _warn(of_modes)
     return rows
@@ -685,43 +661,30 @@ def _kept(rows: Sequence[Row], total: int | None) -> str:
     return f"{_words(len(rows), total, 0)} were done, which are kept."
 
 
-def _read(cases: Iterable[Case]) -> Iterator[Numbered]:
+def _read(cases: Iterable[Case]) -> Iterator[tuple[int, Case]]:
     try:
         yield from enumerate(cases)
     except Exception as error:
         raise _Unreadable(f"The data can't be read on: {type(error).__name__}: {error}.") from error
 
 
-def _fits(fitter: Fitter, cases: Iterator[Numbered], place: Place) -> Iterator[Row]:
+def _fits(fitter: Fitter, cases: Iterator[tuple[int, Case]], place: int | Cluster) -> Iterator[Row]:
     """Yield what is kept of each fit, as they are done: of the first ones, and of the others that start from these."""
-    yield from _one_by_one(fitter, itertools.islice(cases, N_PILOTS))
+    yield from itertools.starmap(fitter.row, itertools.islice(cases, N_PILOTS))
     if place == 1:
-        yield from _one_by_one(fitter, cases)
-    else:
-        run = on_dask(fitter, place) if isinstance(place, Cluster) else in_processes(fitter, place)
-        yield from fit_elsewhere(fitter, cases, run)
-
-
-def _report_failures(rows: Sequence[Row]) -> None:
-    """Warn of fits that failed; raise ValueError where all did."""
-    failed = [row for row in rows if row.error]
-    if not failed:
+        yield from itertools.starmap(fitter.row, cases)
         return
-    which = listed(sorted(row.index for row in failed))
-    reason = f"The reason of fit {failed[0].index}: {failed[0].error}"
-    if len(failed) == len(rows):
-        raise ValueError(f"All {len(rows):,} fits failed. {reason}")
-    _warn(f"{len(failed):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
+    run = on_dask(fitter, place) if isinstance(place, Cluster) else in_processes(fitter, place)
+    left = ((index, _pickled(case)) for index, case in cases)
+    # A process that ends takes no other fit with it: cases that were lost are fitted again, one at a time.
+    while lost := (yield from run(left, False)):
+        for index, case in lost:
+            if (yield from run(iter([(index, case)]), True)):
+                yield failed(fitter, index, "The process ended during this fit, which may be for want of memory.")
 
 
 def _warn(message: str) -> None:
     warnings.warn(message, UserWarning, skip_file_prefixes=OURS)
-
-
-def _one_by_one(fitter: Fitter, cases: Iterable[Numbered]) -> Iterator[Row]:
-    """Fit cases in this process."""
-    for index, case in cases:
-        yield fitter.row(index, case)
 
 
 # --- what comes of many fits: a table by fit, and any one of them again ---
@@ -842,7 +805,7 @@ class ManyFits:
 
 def _dataset(rows: Sequence[Row]) -> xr.Dataset:
     """Return one table of all fits; where sizes differ, NaN stands for what is not there."""
-    table = _joined(rows, lambda row: row.statistics).assign_coords(statistic=list(STATISTICS))
+    table = _joined(rows, lambda row: row.statistics).assign_coords(statistic=["mean", "sd", "lower", "upper"])
     about: dict[str, list[Any]] = {name: [row.about.get(name, none) for row in rows] for name, none in _ABOUT.items()}
     about |= {"seed": [np.uint64(row.seed) for row in rows], "error": [row.error for row in rows]}
     return table.assign({f"fit_{name}" if name in table else name: ("fit", of) for name, of in about.items()})
@@ -954,7 +917,10 @@ def fit_many(
     [0.0, 1.0, 2.0, 2.9]
     """
     model, place = checked_model(model, "fit_many(model, data)"), workers_of(n_jobs, client)
-    entries, total = opened(data)
+    if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        what = "a dict, which is the data of one fit: write [data]" if isinstance(data, Mapping) else shortened(data)
+        raise TypeError(f"data should be an iterable of dicts, one for each fit; got {what}.")
+    entries, total = iter(data), len(data) if isinstance(data, Sized) else None
     first = next(entries, None)
     if first is None:
         raise ValueError("data is empty: give a dict of arrays for each fit.")
@@ -1042,11 +1008,6 @@ class Calibration:
     def __init__(self, pit: xr.Dataset, fits: ManyFits) -> None:
         self.pit, self.fits = pit, fits
 
-    @classmethod
-    def of(cls, rows: Sequence[Row], fits: ManyFits, draws: int) -> "Calibration":
-        """Make it of the rows of fits, by ranks among ``draws`` draws."""
-        return cls((_joined(sorted(rows, key=lambda row: row.index), lambda row: row.ranks) + 0.5) / (draws + 1), fits)
-
     @property
     def datatree(self) -> xr.DataTree:
         """The same for ArviZ: ``az.plot_ecdf_pit(calibration.datatree)``; fits that failed are left out."""
@@ -1100,7 +1061,9 @@ class Calibration:
         )
         *_, (widest, p) = _INTERVALS.items()
         error = percent(np.sqrt(p * (1.0 - p) / n), ".1f")
-        of_all = f"{coverage} (of one quantity: {error} by chance, at {widest} %).{self._of_unreliable()}"
+        of_all = f"{coverage} (of one quantity: {error} by chance, at {widest} %)."
+        if unreliable := int((self.fits.about("verdict") == "not reliable").sum()):
+            of_all += f" Fits that are not reliable: {unreliable:,}; summary(only_reliable=True) leaves them out."
         if not against:
             return (
                 f"Calibrated, as far as {few} tell: ranks of {k:,} quantities are uniform (smallest P value "
@@ -1108,10 +1071,6 @@ class Calibration:
             )
         which = f"ranks of {len(against):,} of {k:,} quantities are not uniform: {listed(against, '{}')}"
         return f"Not calibrated, by {few}: {which}. {of_all}"
-
-    def _of_unreliable(self) -> str:
-        n = int((self.fits.about("verdict") == "not reliable").sum())
-        return f" Fits that are not reliable: {n:,}; summary(only_reliable=True) leaves them out." if n else ""
 
     def _against(self) -> tuple[list[str], pd.DataFrame]:
         table = self.summary()
@@ -1253,7 +1212,8 @@ def calibrate(
     fitter, cases = Fitter(asked), (Case(one.observed, one) for one in simulated)
     rows = fitted_rows(fitter, cases, place, int(n), progressbar)
     fits = ManyFits(rows, fitter, [one.observed for one in simulated], {"draws": draws})
-    return Calibration.of(rows, fits, draws)
+    ranks = _joined(sorted(rows, key=lambda row: row.index), lambda row: row.ranks)
+    return Calibration((ranks + 0.5) / (draws + 1), fits)
 
 
 sign_with_options(calibrate, "judge", "score")

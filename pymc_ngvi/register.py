@@ -28,8 +28,6 @@ METHOD = "ngvi"
 _PLACES = (pymc, pymc.variational, pymc.variational.inference)
 #: Marks our wrapper and keeps what it wraps.
 _WRAPPED = "__pymc_ngvi_wrapped__"
-#: What ``help(pm.fit)`` says of the method.
-_WHAT = "Natural-Gradient Variational Inference (pymc_ngvi): no learning rate, stops by itself"
 _ABOUT = (
     "As of `pymc_ngvi.NGVI` and its `fit`. `n` is the most iterations. Options of other methods that have no meaning\n"
     "here are refused, with what to use instead."
@@ -69,7 +67,8 @@ def _wrap(original: Callable[..., Approximation]) -> Callable[..., Approximation
             return original(*args, **kwargs)
         method = given.get("method")
         if isinstance(method, str) and method.lower() == METHOD:
-            return _fit_by_name(given)
+            options = _merged(given)
+            return fit_ngvi(options.pop("n", MOST_ITERATIONS), model=options.pop("model", None), **options)
         if isinstance(method, NGVI) or (isinstance(method, type) and issubclass(method, NGVI)):
             return _fit_with(method, given)
         try:
@@ -88,7 +87,8 @@ def _wrap(original: Callable[..., Approximation]) -> Callable[..., Approximation
 def _with_our_options(docstring: str | None) -> str:
     """Return PyMC's documentation of ``fit`` with our method among the others, and its options at the end."""
     documented = inspect.cleandoc(docstring or "")
-    listed = re.sub(r"(?m)^( *)-( +)'asvgd'.*$", rf"\g<0>\n\1-\2'{METHOD}'  for {_WHAT}", documented)
+    what = "Natural-Gradient Variational Inference (pymc_ngvi): no learning rate, stops by itself"
+    listed = re.sub(r"(?m)^( *)-( +)'asvgd'.*$", rf"\g<0>\n\1-\2'{METHOD}'  for {what}", documented)
     title = f'Options of method="{METHOD}"'
     return f"{listed}\n\n{title}\n{'-' * len(title)}\n{_ABOUT}\n\n{options_text()}\n"
 
@@ -124,19 +124,12 @@ def _merged(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
     try:
-        return bool(np.array_equal(a, b))
+        return a is b or bool(np.array_equal(a, b))
     except (TypeError, ValueError):
         return False
-
-
-def _fit_by_name(given: dict[str, Any]) -> NGVIApproximation:
-    options = _merged(given)
-    return fit_ngvi(options.pop("n", MOST_ITERATIONS), model=options.pop("model", None), **options)
 
 
 def _fit_with(method: type[NGVI] | NGVI, given: dict[str, Any]) -> NGVIApproximation:

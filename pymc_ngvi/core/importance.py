@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import boxcox, softmax
 
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 
 # --- Pareto-smoothed importance sampling: weights, k-hat, and what they say of q ---
 #
@@ -358,9 +357,7 @@ class Estimate(NamedTuple):
     khat: float = -np.inf
 
 
-def log_mean(
-    log_values: Array, log_weights: Array, worth: float = 1.0, part: NDArray[np.intp] | None = None
-) -> Estimate:
+def log_mean(log_values: Array, log_weights: Array, worth: float = 1.0, part: Indices | None = None) -> Estimate:
     """Return the log of a weighted mean; each draw is worth so many independent ones, or only parts are independent."""
     log_weights = log_weights - logsumexp(log_weights)
     value = logsumexp(log_weights + log_values)

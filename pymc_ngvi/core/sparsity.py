@@ -18,12 +18,11 @@ from scipy.sparse import csgraph
 from pymc_ngvi.core.messages import TooDenseError
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE, CACHED, HELD
-from pymc_ngvi.core.types import Array, Matrix
+from pymc_ngvi.core.types import Array, Bools, Indices, Matrix
 
 # --- on which coordinates each element of an array depends: sets of coordinates, each kept once, and unions of them ---
 
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,8 +326,6 @@ def _lower_product(left: sparse.csr_array, right: sparse.csr_array, max_entries:
 # (Gebremedhin, Manne and Pothen, 2005).
 
 
-Indices = NDArray[np.intp]
-
 #: Edges of a graph that is coloured vertex by vertex in Python: a second; and over all the orders that are tried.
 _GREEDY_EDGES, _ALL_GREEDY_EDGES = 2_000_000, 300_000
 #: Sets of vertices with a colour of their own that are tried.
@@ -380,7 +377,7 @@ class Colouring:
 # --- the choice of colours --------------------------------------------------------------------------------------------
 
 
-def _own_colours(rows: Indices, cols: Indices, n_dim: int) -> NDArray[np.bool_]:
+def _own_colours(rows: Indices, cols: Indices, n_dim: int) -> Bools:
     """Choose the vertices with a colour of their own: those of the highest degrees, down to one of the widest gaps.
 
     What the rest will need is estimated by its highest degree: neighbours of one vertex mostly need different colours.
@@ -515,7 +512,7 @@ class ColouredHessian:
 
     # --- entries that the pattern lacks -------------------------------------------------------------------------------
 
-    def inconsistent_rows(self, point: Array, rng: np.random.Generator) -> NDArray[np.intp]:
+    def inconsistent_rows(self, point: Array, rng: np.random.Generator) -> Indices:
         """Return the rows in which the Hessian at one point does not give its product with a random vector.
 
         None where either is not finite: nothing is known then.
@@ -531,7 +528,7 @@ class ColouredHessian:
         # Rounding errors may come from terms that cancel in a row.
         return np.flatnonzero(error > _TOLERANCE * scale + _ROUNDING * scale.max(initial=0.0))
 
-    def missing_entries(self, point: Array, rows: NDArray[np.intp], known: Pattern) -> Pattern | None:
+    def missing_entries(self, point: Array, rows: Indices, known: Pattern) -> Pattern | None:
         """Add the entries of some rows to those that are known; None where these are too many to look at."""
         if len(rows) * len(point) > HELD:
             return None
@@ -545,7 +542,7 @@ class ColouredHessian:
         return Pattern.of(wider)
 
 
-def significant(rows: Array) -> NDArray[np.bool_]:
+def significant(rows: Array) -> Bools:
     """Tell which entries of rows of a matrix are more than rounding errors of the largest of the row."""
     size = np.abs(rows)
     return size > _ROUNDING * size.max(axis=1, keepdims=True, initial=0.0)

@@ -25,6 +25,9 @@ from pymc_ngvi.core.stored import stored
 # --- the values that travel between the parts ---
 
 Array = NDArray[np.float64]
+#: Places in arrays, and which elements count.
+Indices = NDArray[np.intp]
+Bools = NDArray[np.bool_]
 #: Of any type.
 AnyArray = NDArray[Any]
 #: Of two axes.
@@ -66,7 +69,7 @@ class BaseDraws:
         size = self.n_draws // self.n_replicates
         return [slice(r * size, (r + 1) * size) for r in range(self.n_replicates)]
 
-    def pairs(self) -> NDArray[np.intp]:
+    def pairs(self) -> Indices:
         """Return the rows of each pair z, -z: (n_draws / 2, 2); of each draw alone, (n_draws, 1), if not antithetic."""
         if not self.antithetic:
             return np.arange(self.n_draws)[:, None]
@@ -86,7 +89,7 @@ class Evaluation:
     #: shape (n_draws, n_dim).
     grad: Array
     #: Draws at which both are finite; the others take no part in any mean; shape (n_draws,).
-    finite: NDArray[np.bool_]
+    finite: Bools
     #: Mean of log p over the finite draws plus the entropy; -inf where no draw is finite.
     elbo: float
 
@@ -111,7 +114,7 @@ class Assessment(NamedTuple):
     logp: Array
     #: Rows that depend on each other: those of an antithetic pair, or those evaluated on one minibatch; shape
     #: (n_units, ...).
-    units: NDArray[np.intp]
+    units: Indices
     #: Nats of ELBO still to be gained, at least 0; NaN where unknown.
     gap: float
     #: Standard deviation of its error.
@@ -300,7 +303,7 @@ class Bends:
     third: Array
     fourth: Array
     #: Where the last two are more than rounding; shape (n_rows,).
-    is_bent: NDArray[np.bool_]
+    is_bent: Bools
 
 
 class Expectation(NamedTuple):
@@ -336,7 +339,7 @@ class RowsTarget(Protocol):
 class BentRowsTarget(RowsTarget, Protocol):
     """What it has beside, if its expectations tell of `Bends`."""
 
-    def directions(self, rows: NDArray[np.intp]) -> Array:
+    def directions(self, rows: Indices) -> Array:
         """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
 
 
@@ -347,7 +350,7 @@ class Spread(Protocol):
     def location(self) -> Array:
         """The mean, (n_dim,)."""
 
-    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+    def covariances(self, rows: Indices, cols: Indices) -> Array:
         """Return entries of the covariance, (n,)."""
 
     def covariance_times(self, vectors: Array) -> Array:
@@ -509,7 +512,7 @@ class GaussianState(FittedState, Whitener, Spread, Protocol):
     def entropy(self) -> float:
         """Return -E_q[log q]."""
 
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index)), without that of the others."""
 
     def with_scale(self, location: Array, scale: Array) -> Self:

@@ -9,12 +9,10 @@ from typing import cast
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.messages import NotApart, Reason, Refused, RowsGivenUp, logger
 from pymc_ngvi.core.pattern import Pattern, SummedPattern, is_dense
 from pymc_ngvi.core.sparsity import Dependence, Ints
-from pymc_ngvi.core.types import Array, RowRules, Spread
+from pymc_ngvi.core.types import Array, Bools, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows, seen_from_rows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, RowsFound
 from pymc_ngvi.graphs import graph
@@ -412,7 +410,7 @@ def _in_order(kinds: Iterable[RowKind]) -> tuple[RowKind, ...]:
     return tuple(sorted(kinds, key=lambda kind: ("observed", "potential", "prior").index(kind.role)))
 
 
-def _kind(name: str, role: Role, rows: Rows, depends: Dependence, is_coordinate: NDArray[np.bool_]) -> RowKind:
+def _kind(name: str, role: Role, rows: Rows, depends: Dependence, is_coordinate: Bools) -> RowKind:
     slots = [
         PredictorKind(Dependence(depends.sets, depends.index[at]), at, bool(is_coordinate[at].all()))
         for at in rows.index.T

@@ -11,7 +11,6 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pytensor.compile import Function, SharedVariable, ViewOp
 from pytensor.graph import Variable, graph_inputs, graph_replace
 from pytensor.scalar import Cast, Exp, Identity, Sigmoid
@@ -24,7 +23,7 @@ from pytensor.xtensor.vectorization import XRV, XElemwise
 from scipy.special import expit, logit
 
 from pymc_ngvi.core.sparsity import slices
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.rows_given import Pieces
 from pymc_ngvi.families.gaussian import Partition
@@ -60,7 +59,7 @@ class _Likelihood:
     written: str
     #: From data, and the block of each observation, to an estimate of eta, and to the first and second derivative there
     #: of the log likelihood; None where no expansion is needed.
-    expand: Callable[[Array, NDArray[np.intp]], tuple[Array, Array, Array]] | None = None
+    expand: Callable[[Array, Indices], tuple[Array, Array, Array]] | None = None
 
 
 def quadratic_guide(density: LogDensity, structure: Partition) -> Variable:
@@ -135,7 +134,7 @@ def _in_order(parameter: Variable, rv: Variable) -> Variable:
 
 def _groups(
     density: LogDensity, structure: Partition, etas: list[Variable], shapes: list[tuple[int, ...]]
-) -> list[NDArray[np.intp]]:
+) -> list[Indices]:
     """Return the block that each element of some predictors depends on, -1 for none; the last, of several."""
     theta, etas = density.graphs.theta, density.graphs.simplify(etas) if etas else []
     facts = Facts(pt.add(pt.constant(0.0), *[eta.sum() for eta in etas]), theta)
@@ -154,7 +153,7 @@ def _groups(
 # --- expansions -------------------------------------------------------------------------------------------------------
 
 
-def _expansion(kind: _Likelihood, eta: Variable, y: Array, group: NDArray[np.intp]) -> Variable:
+def _expansion(kind: _Likelihood, eta: Variable, y: Array, group: Indices) -> Variable:
     """Return the second-order expansion of a log likelihood, without its constant."""
     assert kind.expand is not None
     centre, first, second = kind.expand(y, group)
@@ -162,20 +161,20 @@ def _expansion(kind: _Likelihood, eta: Variable, y: Array, group: NDArray[np.int
     return (first * away + 0.5 * second * away**2).sum()
 
 
-def _group_means(y: Array, group: NDArray[np.intp]) -> Array:
+def _group_means(y: Array, group: Indices) -> Array:
     """Return for each observation the mean of its block, shrunk towards the mean of all by one observation."""
     flat, of = y.ravel(), group.ravel() + 1
     counts, sums = np.bincount(of), np.bincount(of, weights=flat)
     return ((sums + flat.mean()) / (counts + 1.0))[of].reshape(y.shape)
 
 
-def _of_bernoulli(y: Array, group: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+def _of_bernoulli(y: Array, group: Indices) -> tuple[Array, Array, Array]:
     centre: Array = logit(np.clip(_group_means(y, group), 0.02, 0.98))
     p = expit(centre)
     return centre, y - p, -p * (1.0 - p)
 
 
-def _of_poisson(y: Array, group: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+def _of_poisson(y: Array, group: Indices) -> tuple[Array, Array, Array]:
     centre: Array = np.log(np.maximum(0.5 * (y + _group_means(y, group)), 0.05))
     mu = np.exp(centre)
     return centre, y - mu, -mu

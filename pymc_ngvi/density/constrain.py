@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pymc as pm
 
-from numpy.typing import NDArray
 from pytensor.graph import Variable, ancestors, graph_replace
 from pytensor.tensor.random.op import RNGConsumerOp
 from scipy import sparse
 
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.density.info import Values, unconstrained_variables
 from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.density.over_draws import OnDraws as OnDraws
@@ -188,7 +187,7 @@ class Group:
     name: str
     shape: tuple[int, ...]
     #: Elements that are compared; the sum is that of all, where these are two at least.
-    index: NDArray[np.intp]
+    index: Indices
 
     @property
     def size(self) -> int:
@@ -239,7 +238,7 @@ class Functionals:
     of_predictors: LinearMap | None = None
 
     @property
-    def is_whole(self) -> NDArray[np.bool_]:
+    def is_whole(self) -> Bools:
         """Which columns are a sum, or all that there is of a quantity."""
         parts = [np.arange(g.n_columns) == g.n_columns - 1 for g in self.groups]
         return np.concatenate(parts) if parts else np.empty(0, dtype=bool)
@@ -318,7 +317,7 @@ def functionals_of(density: ModelDensity, constrain: Constrainer) -> Functionals
     return Functionals(groups, evaluate, seconds, of_predictors)
 
 
-def _predictors(density: ModelDensity) -> tuple[LinearMap, NDArray[np.intp]] | None:
+def _predictors(density: ModelDensity) -> tuple[LinearMap, Indices] | None:
     """Return linear predictors, and those that people look at, where rows are known already.
 
     These depend on two coordinates or more, and a likelihood or a Potential is a function of them: what a prior is
@@ -336,7 +335,7 @@ def _predictors(density: ModelDensity) -> tuple[LinearMap, NDArray[np.intp]] | N
     return (linear, several) if len(several) else None
 
 
-def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> LinearMap:
+def _of_columns(linear: LinearMap, several: Indices, group: Group) -> LinearMap:
     """Return the columns of the group of predictors, without the others."""
     shown = several[group.index]
     offset, dense, rest = linear.offset[shown], linear.dense[shown], linear.rest[shown]

@@ -16,12 +16,12 @@ from scipy import linalg, sparse
 
 from pymc_ngvi.core.messages import Reason, RefusedFor
 from pymc_ngvi.core.sizes import MOST_NUMBERS, STREAMED
-from pymc_ngvi.core.types import Array, Bends, Expectation, RowRules, Spread
+from pymc_ngvi.core.types import Array, Bends, Bools, Expectation, Indices, RowRules, Spread
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.predictors import ROUNDING, Compile, JointPredictors, Reading
 from pymc_ngvi.rows.engines import engine_for
-from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, changed, row_slices
+from pymc_ngvi.rows.expectation import Compiled, RowFunction, changed, row_slices
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Seen, symmetric
 from pymc_ngvi.rows.many import ManyRows, priors_of
 from pymc_ngvi.rows.row_hessian import NO_PATTERNS, FirstDerivatives, Patterns, PredictorMeanHessian, RowGradient
@@ -92,7 +92,7 @@ class Expectations:
             result += np.bincount(rows.index.ravel(), minlength=len(result))
         return result
 
-    def on(self, linear: LinearMap, predictors: NDArray[np.intp], constant: float) -> "Expectations":
+    def on(self, linear: LinearMap, predictors: Indices, constant: float) -> "Expectations":
         """Return the sum of the rows that are functions of some predictors, these being affine in other coordinates."""
         other = copy.copy(self)
         place = np.full(len(self.terms.slope), -1, dtype=np.int64)
@@ -178,7 +178,7 @@ class Expectations:
         wider, narrower = changed(rules.level, rules.sd, np.concatenate(now))
         return bool(wider.any() or narrower.any())
 
-    def directions(self, rows: NDArray[np.intp]) -> Array:
+    def directions(self, rows: Indices) -> Array:
         """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
         return self.linear_map.plain.rows(np.concatenate([kind.index[:, 0] for kind in self.functions])[rows])
 
@@ -187,7 +187,7 @@ class Expectations:
 
 
 #: From points to whether log p is finite there, as far as its conditions tell.
-type Holds = Callable[[Array], NDArray[np.bool_]]
+type Holds = Callable[[Array], Bools]
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,8 +253,8 @@ class RowSpace:
     """
 
     #: Coordinates of theta; shape (n_kept,), (n_normal,).
-    kept: NDArray[np.intp]
-    normal: NDArray[np.intp]
+    kept: Indices
+    normal: Indices
     #: Of the priors; shape (n_normal,).
     mean: Array
     sd: Array
@@ -332,7 +332,7 @@ def seen_from_rows(rows: Expectations) -> SeenFromRows | None:
     return SeenFromRows(space, rows.on(inner, used, value - 0.5 * basis.shape[1] * np.log(2.0 * np.pi)))
 
 
-def _fixed_normals(rows: Expectations) -> tuple[NDArray[np.intp], NDArray[np.intp], Array, Array, float]:
+def _fixed_normals(rows: Expectations) -> tuple[Indices, Indices, Array, Array, float]:
     """Return coordinates with fixed normal priors, their predictors, means, sds, and the log of what priors come to."""
     linear, times = rows.linear_map.plain, rows.times_used()
     n_entries = np.diff(linear.rest.indptr) + np.count_nonzero(linear.dense, axis=1)
@@ -399,7 +399,7 @@ class _Slot:
     #: One row each where all rows have the same predictor; shape (n_rows, n_local).
     of_locals: sparse.csr_array
 
-    def part(self, rows: slice, place: Index, n_local: int) -> "_Slot":
+    def part(self, rows: slice, place: Indices, n_local: int) -> "_Slot":
         """Return that of some rows, with columns only for some coordinates, whose numbers are in ``place``."""
         rows = slice(0, 1) if self.is_same else rows
         local = _rows_of(self.of_locals, rows)
@@ -426,10 +426,10 @@ class _Kind:
     #: (n_rows, 1, 1) or (1, 1, 1) each.
     data: list[Array]
     #: Place of the coordinate that each belongs to; -1 for none; shape (n_rows,).
-    owner: Index
+    owner: Indices
     n_local: int
 
-    def part(self, rows: slice, place: Index, n_local: int) -> "_Kind":
+    def part(self, rows: slice, place: Indices, n_local: int) -> "_Kind":
         """Return some of the rows, with coordinates numbered by ``place``."""
         slots = [slot.part(rows, place, n_local) for slot in self.slots]
         data = [d if len(d) == 1 else d[rows] for d in self.data]
@@ -509,12 +509,12 @@ class RowTerms:
             np.searchsorted(forest.block[kind.owner], np.arange(n_blocks + 1)).astype(np.intp) for kind in self._kinds
         ]
 
-    def _kind(self, rows: RowFunction, at: Index, owner: Index) -> _Kind:
+    def _kind(self, rows: RowFunction, at: Indices, owner: Indices) -> _Kind:
         function, data = rows.function, [d[0] if d.shape[1] == 1 else d[0, at] for d in rows.data]
         slots = [self._slot(column) for column in rows.index[at].T]
         return _Kind(function, slots, [one[:, None, None] for one in data], owner[at], self._forest.n_local)
 
-    def _slot(self, column: Index) -> _Slot:
+    def _slot(self, column: Indices) -> _Slot:
         is_same = bool((column == column[0]).all())
         column = column[:1] if is_same else column
         of_locals = self._of_locals[column]
@@ -529,7 +529,7 @@ class RowTerms:
                 total[part] += kind.values(g[part], None, 1)[:, 0].sum(axis=0)
         return total
 
-    def of_blocks(self, first: int, last: int, places: Index) -> BlockTerms:
+    def of_blocks(self, first: int, last: int, places: Indices) -> BlockTerms:
         """Return the terms of the blocks from ``first`` to before ``last``, whose coordinates are at ``places``."""
         place = np.full(self._forest.n_local, -1, dtype=np.intp)
         place[places] = np.arange(len(places))
@@ -541,7 +541,7 @@ class RowTerms:
         return BlockTerms(parts, self._slope[places])
 
 
-def owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Index:
+def owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Indices:
     """Return the place of the deepest coordinate that each row depends on, (n_rows,), -1 for none."""
     n_rows = of_locals[0].shape[0]
     row = np.concatenate([np.repeat(np.arange(n_rows), np.diff(x.indptr)) for x in of_locals])

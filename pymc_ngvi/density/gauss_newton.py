@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.graph import Apply, Constant, FunctionGraph, Variable, ancestors, graph_replace
 from pytensor.graph.utils import MethodNotDefined
@@ -25,7 +24,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from
 from pymc_ngvi.core.messages import Reason, RefusedFor, logger
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, slices
-from pymc_ngvi.core.types import Array, Independent, MeanHessian, Outer, Target, Whitener
+from pymc_ngvi.core.types import Array, Independent, Indices, MeanHessian, Outer, Target, Whitener
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.info import likelihood_rows
 from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, units
@@ -327,7 +326,7 @@ def _shared(taps: list[Tap]) -> list[DenseLayer | Copied]:
     return shared
 
 
-def _uses(taps: list[Tap], theta: Variable) -> dict[Variable, tuple[NDArray[np.intp], list[Tap]]]:
+def _uses(taps: list[Tap], theta: Variable) -> dict[Variable, tuple[Indices, list[Tap]]]:
     """Return the parts of theta that do not overlap, each with its indices and the taps that it leads to."""
     uses: defaultdict[Variable, list[Tap]] = defaultdict(list)
     for tap in taps:
@@ -347,7 +346,7 @@ def _pieces(var: Variable, theta: Variable) -> list[Variable]:
     return list(dict.fromkeys(pieces)) or [theta]
 
 
-def _elements(piece: Variable, theta: Variable) -> NDArray[np.intp]:
+def _elements(piece: Variable, theta: Variable) -> Indices:
     """Return the indices of a part of theta: a range."""
     every = np.arange(theta.type.shape[0])
     if piece is theta:
@@ -442,7 +441,7 @@ def _agrees_at(function: Function, point: Array, shapes: list[tuple[int, ...]], 
     chosen = rng.choice(ends[-1], size=min(_N_CHECKED, ends[-1]), replace=False)
     factors = rng.uniform(0.5, 2.0, size=len(chosen))
 
-    def at(which: NDArray[np.intp], values: Array) -> list[Array]:
+    def at(which: Indices, values: Array) -> list[Array]:
         flat = np.zeros(ends[-1])
         flat[which] = values
         parts = zip(ends[:-1], ends[1:], shapes, strict=True)
@@ -510,7 +509,7 @@ class RowFunction:
     #: By layers: draws in one call. Else directions.
     n_in_call: int
 
-    def blocks(self, point: Array) -> Iterator[tuple[NDArray[np.intp], Array]]:
+    def blocks(self, point: Array) -> Iterator[tuple[Indices, Array]]:
         """Go through axes, with the derivatives of all rows along them at one draw."""
         for at, block in units(len(point), self.n_in_call):
             yield at, np.asarray(self.function(np.ascontiguousarray(point), block))

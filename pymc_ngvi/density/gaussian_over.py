@@ -20,11 +20,10 @@ from pymc_ngvi.core.linalg import all_finite
 from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.rows.expectation import Index
 from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.separable import CrossProducts, Separable, derivatives_of
 
@@ -47,14 +46,14 @@ class Places(NamedTuple):
     """Where these are; all arrays are as long as they are."""
 
     #: Of entries of X.
-    rows: Index
-    cols: Index
+    rows: Indices
+    cols: Indices
     #: The predictor that each slope is by.
-    slope_of: Index
+    slope_of: Indices
     #: Slopes of one kind and slot.
-    slope_kind: Index
+    slope_kind: Indices
     #: The predictors that each second derivative is by; shape (n_bends, 2).
-    bend_of: Index
+    bend_of: Indices
 
     @classmethod
     def of(cls, given: RowsGiven) -> "Places":
@@ -62,7 +61,7 @@ class Places(NamedTuple):
         plan = given.reading.predictors.plan
         n, n_dense = plan.n_rows, len(plan.columns)
         order = np.lexsort((plan.cols, plan.rows))
-        slope_of, slope_kind, bend_of = list[Index](), list[Index](), list[Index]()
+        slope_of, slope_kind, bend_of = list[Indices](), list[Indices](), list[Indices]()
         for kind in given.reading.terms.rows:
             for column in kind.index.T:
                 slope_of.append(column)
@@ -264,7 +263,7 @@ def _mode(given: RowsGiven) -> tuple[Array, Precisions]:
     return x, precisions
 
 
-def _symmetric(values: Array, pairs: Index, n: int) -> sparse.csr_array:
+def _symmetric(values: Array, pairs: Indices, n: int) -> sparse.csr_array:
     """Return the matrix with values at pairs of predictors, (n_pairs, 2), each way where these are two."""
     keep = values != 0.0
     (i, j), values = pairs[keep].T, values[keep]

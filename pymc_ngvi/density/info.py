@@ -12,7 +12,6 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pymc.backends.arviz import find_observations
 from pymc.data import MinibatchIndexRV, MinibatchOp
 from pymc.distributions.censored import CensoredRV
@@ -37,7 +36,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.core.messages import Reason, RefusedFor
-from pymc_ngvi.core.types import AnyArray
+from pymc_ngvi.core.types import AnyArray, Indices
 from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
 from pymc_ngvi.graphs.graph import simplify
 from pymc_ngvi.graphs.rewrites import behind, named, rewritten, stored_value
@@ -264,7 +263,7 @@ class Minibatches:
         # PyMC clones graphs, but not the shared generator, which each call has for itself.
         self._indices: dict[Variable, _Index] = {}
         self._function: Callable[..., Any] | None = None
-        self._orders: dict[tuple[int, int, int], NDArray[np.intp]] = {}  # of the pass under way, of each call
+        self._orders: dict[tuple[int, int, int], Indices] = {}  # of the pass under way, of each call
         for node in _index_nodes(_inline(outputs)):
             if node.inputs[0] not in self._indices:
                 [batch_size] = node.op.size_param(node).data
@@ -327,7 +326,7 @@ class Minibatches:
                 parts.append(order[max(first - which * size, 0) : last - which * size])
             index.rows.set_value(low + np.concatenate(parts))
 
-    def _order(self, seed: int, which: int, call: int, size: int) -> NDArray[np.intp]:
+    def _order(self, seed: int, which: int, call: int, size: int) -> Indices:
         """Return the order of the rows in one pass; the last one of each call is kept."""
         key = (seed, which, call)
         order = self._orders.get(key)

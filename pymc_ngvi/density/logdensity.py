@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core import prices
@@ -20,7 +19,7 @@ from pymc_ngvi.core.messages import Reason, Refused
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, slices
-from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, MeanHessian, RowRules, Spread
+from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, Indices, MeanHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import NO_ROWS, NOT_LOG_P, ByRows, ModelRows, described_rows
 from pymc_ngvi.density.discrete.summing import DiscreteDraws, SummedOut, refuse_discrete, summed_out
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
@@ -136,7 +135,7 @@ class ModelDensity(ABC):
         return "the model reads pm.Minibatch data" if self.has_minibatch else ""
 
     @property
-    def positive(self) -> list[NDArray[np.intp]]:
+    def positive(self) -> list[Indices]:
         """Coordinates that are logarithms, an array for each positive variable."""
         found = [v for v in self.layout.variables if v.value_name.endswith("_log__")]
         return [np.arange(v.where.start, v.where.stop) for v in found]
@@ -656,7 +655,7 @@ class LogDensity(ModelDensity):
         self.count_expectation()
         return rows.under(q, self, rules, adapt=adapt, least=least)
 
-    def directions(self, rows: NDArray[np.intp]) -> Array:
+    def directions(self, rows: Indices) -> Array:
         """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
         assert self.rows is not None
         return self.rows.directions(rows)

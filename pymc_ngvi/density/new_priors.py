@@ -11,7 +11,6 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pymc.distributions.continuous import (
     BoundedContinuous,
     CircularContinuous,
@@ -37,7 +36,7 @@ from pytensor.xtensor.vectorization import XRV
 from scipy.special import betaln
 
 from pymc_ngvi.core.messages import percent, shortened, suggestion
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Indices
 from pymc_ngvi.density.constrain import log_densities, term_sums
 from pymc_ngvi.density.info import broadcasts, with_replacements
 from pymc_ngvi.density.over_draws import OnDraws, drawn_anew
@@ -49,7 +48,7 @@ from pymc_ngvi.reading.predictors import ROUNDING
 # --- which coordinates have no proper prior: a posterior can be improper only through these ---
 
 
-def flat_coordinates(model: pm.Model, layout: Layout) -> NDArray[np.intp]:
+def flat_coordinates(model: pm.Model, layout: Layout) -> Indices:
     """Return the coordinates of ``pm.Flat`` and ``pm.HalfFlat``."""
     found = [np.arange(v.where.start, v.where.stop) for v in layout.variables if _is(model, v.name, FlatRV, HalfFlatRV)]
     return np.concatenate(found) if found else np.empty(0, dtype=np.intp)

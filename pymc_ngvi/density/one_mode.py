@@ -21,13 +21,12 @@ from typing import NamedTuple
 import numpy as np
 import pytensor.scalar as ps
 
-from numpy.typing import NDArray
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Indices
 from pymc_ngvi.density.logdensity import ModelDensity
 from pymc_ngvi.reading.predictors import Rows
 
@@ -88,7 +87,7 @@ def rows_not_concave(density: ModelDensity) -> Array:
     return result
 
 
-def concave_given(density: ModelDensity, most: int) -> NDArray[np.intp] | None:
+def concave_given(density: ModelDensity, most: int) -> Indices | None:
     """Return few coordinates given which log p is known to be concave in all others; None where there are none."""
     outside = np.flatnonzero(rows_not_concave(density))
     rows = None if density.is_sharded or density.is_streamed else density.by_rows.found

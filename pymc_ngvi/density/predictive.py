@@ -8,7 +8,6 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pymc.data import MinibatchOp
 from pymc.distributions.moments import mean
 from pymc.distributions.multivariate import ZeroSumNormalRV
@@ -29,7 +28,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, Subtensor, indices_from_subtensor
 from pytensor.xtensor.type import XTensorType
 
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Bools
 from pymc_ngvi.density.info import data_in, with_replacements
 from pymc_ngvi.density.over_draws import OnDraws, at_known
 from pymc_ngvi.graphs.backends import quick_mode, without_c
@@ -280,7 +279,7 @@ class Treatment:
     #: 1, *shape), optional.
     known: AnyArray | None = None
     #: Which elements are known, in a shape that broadcasts; None for all.
-    mask: NDArray[np.bool_] | None = None
+    mask: Bools | None = None
     #: The number of elements from which the variable goes on along its support: a walk, or a process.
     n_known: int | None = None
     #: Whether what is not known is the mean given its parents, and not a draw.

@@ -17,14 +17,13 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pymc.distributions.transforms import CholeskyCovPacked
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.messages import NotApart, Reason, Refused
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.families.sparse import Precisions
 from pymc_ngvi.graphs import graph, layout
@@ -43,7 +42,7 @@ from pymc_ngvi.rows.separable import is_concave, is_quadratic
 class Pieces:
     """Pieces of the flat vector, taken from globals or local coordinates."""
 
-    def __init__(self, globals_: NDArray[np.intp], n_dim: int, global_: Variable, local: Variable) -> None:
+    def __init__(self, globals_: Indices, n_dim: int, global_: Variable, local: Variable) -> None:
         self.global_, self.local = global_, local
         self._is_global = np.zeros(n_dim, dtype=bool)
         self._is_global[globals_] = True
@@ -225,7 +224,7 @@ class RowsGiven:
     #: Whether weights of draws given hyperparameters turned out to be uneven.
     is_uneven = False
 
-    def __init__(self, density: LogDensity, outside: NDArray[np.intp]) -> None:
+    def __init__(self, density: LogDensity, outside: Indices) -> None:
         graphs, functions = density.graphs, density.functions
         self.outside, self.inside = outside, np.setdiff1d(np.arange(density.n_dim), outside)
         start = density.initial_point()
@@ -314,7 +313,7 @@ class RowsGiven:
         return len(self.kept)
 
     @property
-    def kept(self) -> NDArray[np.intp]:
+    def kept(self) -> Indices:
         """Which of the coordinates that are not given these are."""
         return np.arange(len(self.inside)) if self.own is None else self.own.kept
 
@@ -399,7 +398,7 @@ class RowsGiven:
 
     # --- at many values of what is given ---
 
-    def at(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
+    def at(self, values: Array) -> tuple[ManyRows, Bools]:
         """Return rows at some values, (n, n_outside), and at which of them they add up to log p.
 
         Elsewhere, numbers mean nothing.
@@ -438,12 +437,12 @@ class RowsGiven:
             data.setdefault(var, np.tile(own, (1, n)) if own.shape[1] > 1 else own)
         return self.engine.row_function(replace(rows, index=index, data={var: data[var] for var in rows.data}))
 
-    def _whole(self, values: Array) -> tuple[ManyRows, NDArray[np.bool_]]:
+    def _whole(self, values: Array) -> tuple[ManyRows, Bools]:
         rows = self.rows(values)
         constant, agrees = self._anchored(rows, values)
         return replace(rows, constant=np.where(np.isfinite(constant), constant, -np.inf)), agrees
 
-    def _anchored(self, rows: ManyRows, values: Array) -> tuple[Array, NDArray[np.bool_]]:
+    def _anchored(self, rows: ManyRows, values: Array) -> tuple[Array, Bools]:
         """Return what is constant in log p, and where rows agree with it."""
         constant, agrees = np.full(len(values), np.nan), np.zeros(len(values), dtype=bool)
         for distance in _DISTANCES:
@@ -503,7 +502,7 @@ def latent_rows(density: LogDensity) -> RowsGiven:
     return found
 
 
-def ratios(density: LogDensity, outside: NDArray[np.intp]) -> list[tuple[int, int]]:
+def ratios(density: LogDensity, outside: Indices) -> list[tuple[int, int]]:
     """Return which hyperparameters have the exponential of another one as their scale, and these others.
 
     So have the entries of a Cholesky factor beside the diagonal of their row, whose logarithms are coordinates.

@@ -22,7 +22,6 @@ import cloudpickle
 import numpy as np
 import pymc as pm
 
-from numpy.typing import NDArray
 from pytensor.graph import Variable, ancestors
 from threadpoolctl import threadpool_limits
 
@@ -33,6 +32,7 @@ from pymc_ngvi.core.types import (
     AnyArray,
     Array,
     Expectation,
+    Indices,
     Later,
     MatrixHessian,
     MeanHessian,
@@ -331,7 +331,7 @@ class Expect:
     references: tuple[Reference, ...]
     #: That of each shard; None: rules are chosen, and rows compared with the log likelihood at the mean; shape
     #: (n_shards,), or None.
-    which: NDArray[np.intp] | None
+    which: Indices | None
     #: Whether to choose new rules where rows are wider than they were, or much narrower.
     adapt: bool
     #: Whether the Hessian is to be a matrix.
@@ -1105,7 +1105,7 @@ class ShardRules(RowRules):
     #: Gaussians for which shards have chosen.
     references: tuple[Reference, ...]
     #: That of each shard; shape (n_shards,).
-    which: NDArray[np.intp]
+    which: Indices
 
 
 class ShardedDensity(Sum):
@@ -1261,7 +1261,7 @@ class ShardedDensity(Sum):
             result[self._places_of(outline.pattern)] += part
         return PatternHessian(pattern, result)
 
-    def _places_of(self, pattern: Pattern) -> NDArray[np.intp]:
+    def _places_of(self, pattern: Pattern) -> Indices:
         """Return where the entries of a pattern are among those of all."""
         assert self.pattern is not None
         return np.searchsorted(

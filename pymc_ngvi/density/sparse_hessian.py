@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.graph import Variable
 
@@ -15,7 +14,7 @@ from pymc_ngvi.core.messages import PatternWidened
 from pymc_ngvi.core.pattern import DENSE, SMALLEST, Pattern
 from pymc_ngvi.core.sizes import MOST_NUMBERS
 from pymc_ngvi.core.sparsity import ColouredHessian, Colouring, Products, significant, slices
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density.flat import Functions
 from pymc_ngvi.reading.predictors import DataSeen, HessianPattern, PatternSearch
 
@@ -228,7 +227,7 @@ class CoordinateHessian:
             return np.asarray(function(*filled_up))[: len(theta), : len(directions)]
 
 
-def units(n: int, n_in_call: int) -> Iterator[tuple[NDArray[np.intp], Array]]:
+def units(n: int, n_in_call: int) -> Iterator[tuple[Indices, Array]]:
     """Go through the unit vectors of n dimensions, a block at a time, with their indices."""
     for rows in slices(n, n_in_call):
         at = np.arange(rows.start, rows.stop)

@@ -11,7 +11,6 @@ import numpy as np
 import pymc as pm
 import pytensor
 
-from numpy.typing import NDArray
 from pymc.data import MinibatchOp
 from pymc.logprob.basic import transformed_conditional_logp
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
@@ -21,7 +20,7 @@ from pytensor.tensor import as_tensor
 from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.status import format_gap
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import AnyArray, Array, Expectation, MatrixHessian, RowRules, Spread
+from pymc_ngvi.core.types import AnyArray, Array, Expectation, Indices, MatrixHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import ModelRows
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.info import data_in, quoted
@@ -156,7 +155,7 @@ class BatchSource:
         self._next = Place()
         self._ahead: Raw | None = None
         self._last: tuple[Place, Raw] | None = None  # of what can be read once
-        self._order: tuple[tuple[int, int], NDArray[np.intp]] | None = None
+        self._order: tuple[tuple[int, int], Indices] | None = None
 
     def look(self) -> Any:
         """Return the first batch, which will be read once more by `read`."""

@@ -17,7 +17,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.memory import no_collections
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import LARGE
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Bools, Indices
 
 Ints = NDArray[np.int64]
 
@@ -195,7 +195,7 @@ class Fronts:
         return self.places(every, every)
 
     @functools.cached_property
-    def globals_(self) -> NDArray[np.intp]:
+    def globals_(self) -> Indices:
         """Coordinates that touch a large part of the others, and come last."""
         order, part = self.order, self.parts.part
         touched = (np.diff(self.pattern.matrix.indptr) - 1)[order]
@@ -372,9 +372,7 @@ class SparseCholesky:
         return factor if found.all() else None
 
     @classmethod
-    def each(
-        cls, fronts: Fronts, matrix: Array, terms: Array | None = None
-    ) -> tuple["SparseCholesky", NDArray[np.bool_]]:
+    def each(cls, fronts: Fronts, matrix: Array, terms: Array | None = None) -> tuple["SparseCholesky", Bools]:
         """Return what became of a matrix, or of each of many, and which of them are positive definite."""
         sizes = np.zeros((0, 0)) if terms is None else _rows(terms)
         given = fronts.layout.table, fronts.layout.inner, fronts.layout.n_held, fronts.diagonal

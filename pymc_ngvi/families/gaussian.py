@@ -15,7 +15,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import entry_of, stored, with_tag
-from pymc_ngvi.core.types import AnyArray, Array, MeanHessian, Outer
+from pymc_ngvi.core.types import AnyArray, Array, Indices, MeanHessian, Outer
 from pymc_ngvi.families.family import (
     ALL_GAUSSIAN,
     GAUSS_NEWTON,
@@ -55,7 +55,7 @@ class Partition:
         If labels are not (n_dim,).
     """
 
-    labels: NDArray[np.intp]
+    labels: Indices
 
     def __post_init__(self) -> None:
         labels = np.maximum(np.asarray(self.labels).astype(np.intp), -1)
@@ -69,12 +69,12 @@ class Partition:
         return len(self.labels)
 
     @functools.cached_property
-    def locals_(self) -> NDArray[np.intp]:
+    def locals_(self) -> Indices:
         """Local coordinates, ascending."""
         return np.flatnonzero(self.labels >= 0)
 
     @functools.cached_property
-    def border(self) -> NDArray[np.intp]:
+    def border(self) -> Indices:
         """The others; lower triangles are those of this order."""
         return np.flatnonzero(self.labels < 0)
 
@@ -89,12 +89,12 @@ class Partition:
         return len(self.border)
 
     @functools.cached_property
-    def sizes(self) -> NDArray[np.intp]:
+    def sizes(self) -> Indices:
         """Of the blocks, ascending."""
         return _read_only(np.sort(np.unique(self.labels[self.locals_], return_counts=True)[1]))
 
     @functools.cached_property
-    def order(self) -> NDArray[np.intp]:
+    def order(self) -> Indices:
         """Coordinates, (n_dim,): blocks by size, then by first coordinate, ascending in each; then the border."""
         _, first, inverse, counts = np.unique(
             self.labels[self.locals_], return_index=True, return_inverse=True, return_counts=True
@@ -110,7 +110,7 @@ class Partition:
         rows = zip(counts.tolist(), sizes.tolist(), map(slice, stop - sizes * counts, stop), strict=True)
         return tuple(Stack(*row) for row in rows)
 
-    def in_blocks(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> NDArray[np.intp]:
+    def in_blocks(self, rows: Indices, cols: Indices) -> Indices:
         """Return where entries inside blocks are in a list of these, in this order and each in C order."""
         size, place = np.repeat(self.sizes, self.sizes), np.argsort(self.order)
         first = np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
@@ -220,7 +220,7 @@ class Structure:
         root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
         return np.sqrt(np.einsum("...ij,...ij->...i", root, root))
 
-    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+    def covariances(self, factor: Array, sign: int, rows: Indices, cols: Indices) -> Array:
         """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
         if rows is cols or np.array_equal(rows, cols):
             return self.sd(factor, sign)[rows] ** 2
@@ -351,7 +351,7 @@ class Diagonal(Structure):
         """Return the sizes of the entries, or, for sign -1, their inverses."""
         return np.abs(factor) ** sign
 
-    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+    def covariances(self, factor: Array, sign: int, rows: Indices, cols: Indices) -> Array:
         """Return entries of the square, or, for sign -1, of its inverse, (n,)."""
         return np.where(rows == cols, factor[rows] ** (2 * sign), 0.0)
 
@@ -485,14 +485,14 @@ class Gaussian[S: Structure]:
             return self.structure.dense(self.structure.gram(self.factor))
         return self.cov_block(np.arange(self.n_dim))
 
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index)), without that of the others."""
         unit = np.zeros((len(index), self.n_dim))
         unit[np.arange(len(index)), index] = 1.0
         roots = self.whiten(unit)
         return roots @ roots.T
 
-    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+    def covariances(self, rows: Indices, cols: Indices) -> Array:
         """Return entries of the covariance, (n,)."""
         return self.structure.covariances(self.factor, self.factor_sign, rows, cols)
 
@@ -728,7 +728,7 @@ class LowRankState(Gaussian[Diagonal]):
         p, root = self.axes, self._roots[0]
         return np.sqrt(1.0 + np.sum((p @ (root @ root - np.eye(len(root)))) * p, axis=1)) / self.factor
 
-    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+    def covariances(self, rows: Indices, cols: Indices) -> Array:
         """Return entries of the covariance, (n,)."""
         p, root = self.axes, self._roots[0]
         within = np.einsum("nk,nk->n", (p @ (root @ root - np.eye(len(root))))[rows], p[cols])
@@ -921,7 +921,7 @@ class BlockStructure(Partition, Structure):
     # --- form ---
 
     @functools.cached_property
-    def rows(self) -> NDArray[np.intp]:
+    def rows(self) -> Indices:
         """Of each entry: the coordinate of its row."""
         return self.each(lambda own: np.repeat(own.mT, own.shape[2], axis=2), self._by_size(self.order[None]))
 
@@ -939,11 +939,11 @@ class BlockStructure(Partition, Structure):
         return PER_ENTRY * len(self.rows) + PER_COORDINATE * n_dim
 
     @functools.cached_property
-    def _diagonal(self) -> NDArray[np.intp]:
+    def _diagonal(self) -> Indices:
         every = np.arange(self.n_dim)
         return self.in_blocks(every, every)
 
-    def on_diagonal(self, matrix: Array) -> NDArray[np.intp]:
+    def on_diagonal(self, matrix: Array) -> Indices:
         """Return where the array has the diagonal."""
         return self._diagonal
 
@@ -1017,7 +1017,7 @@ class BlockStructure(Partition, Structure):
         result[self.order] = np.concatenate([Dense().sd(c, sign).ravel() for c in self.unpack(factor)])
         return result
 
-    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+    def covariances(self, factor: Array, sign: int, rows: Indices, cols: Indices) -> Array:
         """Return entries of F F^T, (n,)."""
         inside, result = self.labels[rows] == self.labels[cols], np.zeros(len(rows))
         result[inside] = self.gram(factor)[self.in_blocks(rows[inside], cols[inside])]

@@ -8,12 +8,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import digamma, gammainccinv, gammaln
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.families.family import (
     NO_IVON,
     NO_QUADRATURE,
@@ -163,7 +162,7 @@ class StudentTState:
         """Return the covariance; entries of the diagonal are inf where there is none."""
         return self.cov_block(np.arange(self.n_dim))
 
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index))."""
         of_gaussian, inflation = self.gaussian.cov_block(index), self._inflation()
         return inflation * of_gaussian if np.isfinite(inflation) else np.full_like(of_gaussian, np.inf)
@@ -375,7 +374,7 @@ class MixtureState:
         """Return the covariance."""
         return self.cov_block(np.arange(self.n_dim))
 
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index))."""
         apart = (self.means - self.mean())[:, index]
         within = [w * c.cov_block(index) for w, c in zip(self.weights, self.components, strict=True)]
@@ -388,7 +387,7 @@ class MixtureState:
         others = self.log_weights + np.log1p(-np.exp(log_weight))
         return type(self).of((*self.components, component), np.append(others, log_weight))
 
-    def without(self, drop: NDArray[np.bool_]) -> Self:
+    def without(self, drop: Bools) -> Self:
         """Return the mixture without some components."""
         kept = [c for c, gone in zip(self.components, drop, strict=True) if not gone]
         return type(self).of(kept, self.log_weights[~drop])

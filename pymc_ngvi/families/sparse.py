@@ -26,7 +26,7 @@ from scipy.sparse import csgraph
 from pymc_ngvi.core import linalg, prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import AnyArray, Array, MeanHessian
+from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices, MeanHessian
 from pymc_ngvi.families.family import NO_GAUSS_NEWTON, NO_IVON, OF_PRECISION, Refusal, Traits
 from pymc_ngvi.families.fronts import Fronts, Ints, SparseCholesky, Supernodes, fronts_of
 from pymc_ngvi.families.gaussian import PER_COORDINATE, Gaussian, GaussianFamily, Partition, Structure
@@ -153,7 +153,7 @@ class SparseStructure(Structure):
         fronts = self.fronts
         return _PER_PANEL * fronts.n_panels + _PER_FRONT * fronts.n_fronts + PER_COORDINATE * n_dim
 
-    def on_diagonal(self, matrix: Array) -> NDArray[np.intp]:
+    def on_diagonal(self, matrix: Array) -> Indices:
         """Return where panels have the diagonal."""
         return self.fronts.diagonal
 
@@ -211,7 +211,7 @@ class SparseStructure(Structure):
         variances: Array = self.cholesky_of(factor).covariances(every, every, self.fronts.diagonal)
         return np.sqrt(variances)
 
-    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+    def covariances(self, factor: Array, sign: int, rows: Indices, cols: Indices) -> Array:
         """Return entries of the covariance, (n,); those that the sparse factor has not take a solution each."""
         at, cholesky = self.places(rows, cols), self.cholesky_of(factor)
         result: Array = cholesky.covariances(rows, cols, at)
@@ -453,7 +453,7 @@ class SummedCholesky:
     @classmethod
     def each(
         cls, fronts: Fronts, sums: Sums, matrix: Summed, terms: Array | None = None
-    ) -> tuple["SummedCholesky", NDArray[np.bool_]]:
+    ) -> tuple["SummedCholesky", Bools]:
         """Return what became of a matrix, or of each of many, and which of them are positive definite."""
         at = fronts.diagonal[sums.pins]
         panels, strength = matrix.panels.copy(), _PINNED * np.abs(matrix.panels[..., at])
@@ -495,7 +495,7 @@ class SummedCholesky:
         return self._basis[0]
 
     @functools.cached_property
-    def _core(self) -> tuple[Array, NDArray[np.bool_]]:
+    def _core(self) -> tuple[Array, Bools]:
         """B, and where the matrix is positive definite."""
         r, n = self._basis[1], self.slopes.shape[-1]
         middle, pins = np.zeros_like(r), 2 * n + np.arange(len(self.sums.pins))
@@ -731,7 +731,7 @@ class Precisions:
         self.diagonal = np.searchsorted(pattern.rows * pattern.n_dim + pattern.cols, np.arange(d) * (pattern.n_dim + 1))
         self._weights = np.where(pattern.off_diagonal, 2.0, 1.0)
 
-    def factored(self, precision: Array) -> tuple["Factors | None", NDArray[np.bool_]]:
+    def factored(self, precision: Array) -> tuple["Factors | None", Bools]:
         """Return the factors of those of some precisions, (n, n_entries), that have one, and which these are."""
         prices.count(prices.OF_FACTOR * len(precision) * self.seconds)
         panels = np.zeros((len(precision), self.fronts.n_panels))
@@ -1009,7 +1009,6 @@ _SPACINGS = sorted({m << k for m in (2, 3) for k in range(8)})[:-1]
 _remembered = functools.lru_cache(maxsize=4)
 
 #: Of each coordinate's block; -1 in the border; shape (n_dim,).
-Labels = NDArray[np.intp]
 
 
 @_remembered
@@ -1030,7 +1029,7 @@ def step_flops(sizes: NDArray[np.integer], n_border: int) -> float:
     return prices.parts_of_blocks(sizes, n_border)[0] + 10.0 * float(sizes.sum())
 
 
-def by_degree(graph: sparse.csr_array) -> list[Labels]:
+def by_degree(graph: sparse.csr_array) -> list[Indices]:
     """Put coordinates of high degree into the border."""
     degrees = np.diff(graph.indptr)
     distinct = np.unique(degrees)
@@ -1038,7 +1037,7 @@ def by_degree(graph: sparse.csr_array) -> list[Labels]:
     return [dissected(graph, degrees > limit) for limit in tried] + [dissected(graph, degrees >= 0)]
 
 
-def dissected(graph: sparse.csr_array, border: NDArray[np.bool_]) -> Labels:
+def dissected(graph: sparse.csr_array, border: Bools) -> Indices:
     """Return the components of what is not in the border."""
     labels = np.full(len(border), -1, dtype=np.intp)
     inside = np.flatnonzero(~border)
@@ -1047,7 +1046,7 @@ def dissected(graph: sparse.csr_array, border: NDArray[np.bool_]) -> Labels:
     return labels
 
 
-def _by_level(graph: sparse.csr_array, labels: Labels) -> list[Labels]:
+def _by_level(graph: sparse.csr_array, labels: Indices) -> list[Indices]:
     """Cut large components by level sets."""
     sizes = np.bincount(labels[labels >= 0], minlength=1)
     large = np.flatnonzero(sizes > _LARGE)
@@ -1062,7 +1061,7 @@ def _by_level(graph: sparse.csr_array, labels: Labels) -> list[Labels]:
     return [dissected(graph, (labels < 0) | (cut & (level % m == m - 1))) for m in spacings]
 
 
-def _levels(graph: sparse.csr_array) -> NDArray[np.intp]:
+def _levels(graph: sparse.csr_array) -> Indices:
     """Return the distance of each vertex of a connected graph from one at its rim."""
     distance = np.zeros(graph.shape[0])
     for _ in range(3):
@@ -1070,7 +1069,7 @@ def _levels(graph: sparse.csr_array) -> NDArray[np.intp]:
     return distance.astype(np.intp)
 
 
-def by_independence(graph: sparse.csr_array) -> Labels:
+def by_independence(graph: sparse.csr_array) -> Indices:
     """Leave out of the border a largest set of coordinates that touch each other nowhere, as far as it is found.
 
     Those of low degree first; equals in an arbitrary order that is always the same: in that of their indices, a chain

@@ -12,34 +12,34 @@ from pymc_ngvi.core.types import Array, Rule, RuleState, VariationalState
 # --- a history of numbers that grows by one row in each iteration, without being copied each time ---
 
 
-@stored("history", content=("first", "second"), make="of_columns")
+@stored("history", content=("losses", "gaps"), make="of_columns")
 @dataclass(frozen=True)
 class History:
-    """Rows of two figures; immutable, but the next one shares its memory."""
+    """-ELBO and estimated gap after each iteration; immutable, but the next one shares its memory."""
 
     #: Rows.
     n: int = 0
     _rows: list[tuple[float, float]] = field(default_factory=list)
 
-    def appended(self, first: float, second: float) -> "History":
+    def appended(self, loss: float, gap: float) -> "History":
         """Return the history with one more row; takes constant time on average."""
         rows = self._rows if len(self._rows) == self.n else self._rows[: self.n]  # another went on from here already
-        rows.append((first, second))
+        rows.append((loss, gap))
         return History(self.n + 1, rows)
 
-    def column(self, index: int) -> Array:
+    def _column(self, index: int) -> Array:
         """Return one column, (n,), read-only."""
         values: Array = np.array([row[index] for row in self._rows[: self.n]], dtype=np.float64)
         values.flags.writeable = False
         return values
 
-    first = property(lambda self: self.column(0))
-    second = property(lambda self: self.column(1))
+    losses = property(lambda self: self._column(0))
+    gaps = property(lambda self: self._column(1))
 
     @classmethod
-    def of_columns(cls, first: Array, second: Array) -> "History":
+    def of_columns(cls, losses: Array, gaps: Array) -> "History":
         """Return the history with these columns, (n,) each."""
-        return cls(len(first), list(zip(first.tolist(), second.tolist(), strict=True)))
+        return cls(len(losses), list(zip(losses.tolist(), gaps.tolist(), strict=True)))
 
 
 # --- the loop: knows a step rule by its verbs, and nothing of families or models ---
@@ -52,23 +52,13 @@ class LoopState:
 
     rule: RuleState
     status: Status
-    #: -ELBO and estimated gap after each iteration, on the draws then in use or by quadrature.
+    #: On the draws then in use, or by quadrature.
     history: History
 
     @property
     def n_iterations(self) -> int:
         """Iterations done."""
         return self.history.n
-
-    @property
-    def losses(self) -> Array:
-        """-ELBO after each iteration, (n_iterations,)."""
-        return self.history.column(0)
-
-    @property
-    def gaps(self) -> Array:
-        """Estimated gap after each iteration, (n_iterations,)."""
-        return self.history.column(1)
 
 
 #: Called after each iteration with the state; may raise StopIteration, with the status that is to be the fit's.

@@ -6,24 +6,35 @@ log p beyond a valley on lines through the fit: moved all at once, coordinates s
 they are at the fit. Where log p is concave given three coordinates or fewer, lines along these are enough.
 """
 
+import functools
 import logging
 import math
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtr
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
 from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.sizes import MODES, STREAMED, seed_of
 from pymc_ngvi.core.status import Elbo, StartError
-from pymc_ngvi.core.types import Array, FittedState, GaussianState, MeanHessian, Rule, Spread, VariationalState
+from pymc_ngvi.core.types import (
+    Array,
+    Bools,
+    FittedState,
+    GaussianState,
+    Indices,
+    MeanHessian,
+    Rule,
+    Spread,
+    VariationalState,
+)
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.one_mode import concave_given, has_one_mode, rows_not_concave
 from pymc_ngvi.families import FullState, Maker
@@ -100,7 +111,7 @@ def _gaussian(point: Array, curvature: Array, sd: Array) -> GaussianState | None
     return cast(GaussianState, FullState(point.copy(), sd[:, None] * factor))
 
 
-def _curvatures(density: ModelDensity, points: Array, grad: Array, scales: Array) -> tuple[Array, NDArray[np.bool_]]:
+def _curvatures(density: ModelDensity, points: Array, grad: Array, scales: Array) -> tuple[Array, Bools]:
     """Return minus the Hessian at each point, in its scales, from differences of gradients; 1 where not finite."""
     n_points, n_dim = points.shape
     if not n_points:
@@ -127,8 +138,6 @@ _FLAT = 0.3
 _FAR, _FAR_PER_ROOT = 4.0, 0.5
 #: Nats below a mode, and per dimension, at which another one has next to no mass.
 _BELOW, _BELOW_PER_DIM = 10.0, 0.25
-#: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
-_WIDEST, _NARROWEST = 100.0, 1e-6
 #: Modes that are looked at, at most, the best ones.
 _MOST_MODES = 16
 
@@ -164,7 +173,9 @@ def modes_from(
     curvature: Curvature = "hessians",
 ) -> tuple[list[Mode], Mode | None]:
     """Return the modes that climbs end at, and that of the first point, which is to be where a fit is, if so told."""
-    is_small, by_rows = density.n_dim <= MOST_NEWTON, _CurvedByRows(density, q)
+    is_small, curved = density.n_dim <= MOST_NEWTON, cast(Any, density)
+    if curvature == "rows":  # as expectations over these have them
+        curved = SimpleNamespace(has_hessian=True, mean_hessian=functools.partial(_hessian_by_rows, density, q))
     with np.errstate(all="ignore"):
         if is_small:
             ends, logp, grad = climbed(density, points, scales)
@@ -180,8 +191,7 @@ def modes_from(
                 return about_ends[i]
             if curvature == "differences":
                 return abouts(density, ends[[i]], density.logp_grad(ends[[i]])[1], q.sd()[None])[0]
-            curved: Any = by_rows if curvature == "rows" else density
-            return local_component(curved, cast(AnyGaussian, q), ends[i], (_WIDEST**-2, _NARROWEST**-2))
+            return local_component(curved, cast(AnyGaussian, q), ends[i])
 
         found, which = distinct(ends, logp, make, _MOST_MODES)
         modes = [
@@ -218,19 +228,11 @@ def is_flat(density: ModelDensity, about: GaussianState) -> bool:
     return float(np.sum(about.whiten(grad) ** 2)) < _FLAT**2 * about.n_dim
 
 
-class _CurvedByRows:
-    """A log density whose Hessians come from its rows, as expectations over these do, at one point at a time."""
-
-    has_hessian = True
-
-    def __init__(self, density: ModelDensity, q: GaussianState) -> None:
-        self._density, self._q = density, q
-
-    def mean_hessian(self, theta: Array) -> MeanHessian:
-        """Return the Hessian at the only point."""
-        [point] = theta
-        found = self._density.by_rows.about(point, cast(Spread, self._q))
-        return self._density.mean_hessian(theta) if found is None else found
+def _hessian_by_rows(density: ModelDensity, q: GaussianState, theta: Array) -> MeanHessian:
+    """Return the Hessian of the rows at the only point; that of log p where they have none."""
+    [point] = theta
+    found = density.by_rows.about(point, cast(Spread, q))
+    return density.mean_hessian(theta) if found is None else found
 
 
 # --- where climbs begin: draws of the prior, of wide t distributions about a fit, and draws of the fit itself ---
@@ -241,8 +243,6 @@ WIDER, _DF = (3.0, 10.0, 30.0), 3.0
 _N_OWN, _N_WEIGHED = 3, 128
 #: Draws of the prior below which nothing follows from their spread.
 _LEAST_PRIOR = 16
-#: Their spread is that of a normal with the same ones.
-_QUARTILES = np.array([0.25, 0.75])
 #: Coordinates along which log p is looked at, at most: those that most rows share that are not concave in them; seconds
 #: that this may take, by estimate, and as many those climbs that say where humps lead.
 _MOST_LINES, _SECONDS = 32, 1.0
@@ -258,25 +258,13 @@ _CORRELATED = 4.0
 _FEW, _EACH = 3, 3
 
 
-@dataclass(frozen=True)
-class Points:
-    """Points from which log p is climbed."""
-
-    #: With the standard deviations of what each was drawn from; shape (n_points, n_dim).
-    theta: Array
-    scales: Array
-    #: The first ones, that are of the fit.
-    n_own: int
-    #: Points among which these are the best.
-    n_looked: int
-    #: Draws of the prior among those.
-    prior: Array
-
-
 def points_for(
     density: ModelDensity, q: GaussianState, rng: np.random.Generator, n_climbs: int, n_looked: int, *, is_sound: bool
-) -> Points | None:
-    """Return where to climb from.
+) -> tuple[list[Array], list[Array], Array, int]:
+    """Return where to climb from, first from the fit, if it is sound.
+
+    Points, with the standard deviations of what each was drawn from; draws of the prior among those that were looked
+    at; and how many these were.
 
     Notes
     -----
@@ -284,7 +272,7 @@ def points_for(
     log p is highest, and those where it is highest over what the fit explains. Of draws of the fit, those with the
     largest weights: where they are not in the tails of its own mode, they have hit another one.
     """
-    theta, scales, n_seen, n_own = [], [], 0, 0
+    theta, scales, n_seen = list[Array](), list[Array](), 0
     if is_sound:
         z = rng.standard_normal((_N_WEIGHED, q.n_dim))
         own = np.asarray(q.draws(z))
@@ -292,13 +280,13 @@ def points_for(
             ratio = _finite(density.logp(own) - q.log_density(own))
         n_heavy = max(n_climbs // 12, 1)
         theta += [q.mean()[None], own[: _N_OWN - 1], own[np.argsort(-ratio)[:n_heavy]]]
-        n_own, n_seen = _N_OWN, _N_WEIGHED
+        n_seen = _N_WEIGHED
         scales += [np.broadcast_to(q.sd(), (_N_OWN + n_heavy, q.n_dim))]
     prior = _prior(density, n_looked // 2, seed_of(rng))
     sets = []
     if len(prior) >= _LEAST_PRIOR:
-        between = np.ptp(np.quantile(prior, _QUARTILES, axis=0), axis=0)
-        sets.append((prior, np.maximum(between / np.ptp(ndtri(_QUARTILES)), linalg.TINY)))
+        between = np.ptp(np.quantile(prior, ndtr([-1.0, 1.0]), axis=0), axis=0)  # two standard deviations of a normal
+        sets.append((prior, np.maximum(0.5 * between, linalg.TINY)))
     if is_sound:
         n = (n_looked - len(prior)) // len(WIDER)
         for width in WIDER:  # of t distributions about the fit
@@ -314,9 +302,7 @@ def points_for(
         theta.append(best)
         scales.append(np.broadcast_to(sd, best.shape))
         n_seen += len(draws)
-    if not theta:
-        return None
-    return Points(np.concatenate(theta), np.concatenate(scales), n_own, n_seen, prior)
+    return theta, scales, prior, n_seen
 
 
 def _prior(density: ModelDensity, n: int, seed: int) -> Array:
@@ -362,7 +348,7 @@ def humps(density: ModelDensity, q: GaussianState, prior: Array) -> Array:
     return np.concatenate(found)[np.argsort(-np.concatenate(heights))]
 
 
-def _steps_over(prior: Array, q: GaussianState, which: NDArray[np.intp], every: int = 1) -> tuple[Array, Array]:
+def _steps_over(prior: Array, q: GaussianState, which: Indices, every: int = 1) -> tuple[Array, Array]:
     """Return distances from the mean of a fit, 0 among them, along some coordinates; and the prior, without its ends.
 
     Shape (n_coordinates, n_steps), ascending.
@@ -400,7 +386,7 @@ class _Given:
         return logp, np.append(np.asarray(self._q.whiten(grad)), np.zeros((len(z), 1)), axis=1)
 
 
-def profile_humps(density: ModelDensity, q: GaussianState, prior: Array, outside: NDArray[np.intp]) -> Array:
+def profile_humps(density: ModelDensity, q: GaussianState, prior: Array, outside: Indices) -> Array:
     """Return the humps beyond a valley of log p as a function of each of a few coordinates, at its highest there."""
     steps, _ = _steps_over(prior, q, outside, _EACH)
     found = [np.empty((0, q.n_dim))]
@@ -416,7 +402,7 @@ def profile_humps(density: ModelDensity, q: GaussianState, prior: Array, outside
     return np.concatenate(found)
 
 
-def _are_humps(logp: Array) -> NDArray[np.bool_]:
+def _are_humps(logp: Array) -> Bools:
     """Tell where log p, along lines, is higher than beside; their ends lead to what the prior does not allow."""
     result = np.zeros(logp.shape, dtype=np.bool_)
     result[:, 1:-1] = (logp[:, 1:-1] > logp[:, :-2]) & (logp[:, 1:-1] >= logp[:, 2:])
@@ -541,18 +527,18 @@ class ModeSearch:
                 places = profile_humps(density, q, prior, outside)
                 modes = self._that_count(self._starts(q, elbo, places), q, elbo)
                 return FoundModes(None, modes, len(prior), len(prior), n_fits, density.n_gradients - before)
-        points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
-        if points is None:
+        rng = np.random.default_rng(self.stream)
+        points, scales, prior, n_seen = points_for(density, q, rng, n_climbs, n_looked, is_sound=is_sound)
+        if not points:
             return None
         modes, home = modes_from(
-            density, q, points.theta, points.scales,
-            has_home=points.n_own > 0, curvature=self.curvature,
-        )  # fmt: skip
+            density, q, np.concatenate(points), np.concatenate(scales), has_home=is_sound, curvature=self.curvature
+        )
         others = self._that_count([mode for mode in modes if mode is not home], q, elbo)
-        if points.n_own and len(points.prior) >= _LEAST_PRIOR:
-            starts = self._starts(q, elbo, humps(density, q, points.prior))
+        if is_sound and len(prior) >= _LEAST_PRIOR:
+            starts = self._starts(q, elbo, humps(density, q, prior))
             others = self._that_count([*others, *(at for at in starts if self._is_new(at, others))], q, elbo)
-        return FoundModes(home, others, len(points.prior), points.n_looked, n_fits, density.n_gradients - before)
+        return FoundModes(home, others, len(prior), n_seen, n_fits, density.n_gradients - before)
 
     def _starts(self, q: Gaussian, elbo: float, places: Array) -> list[Mode]:
         """Return humps on lines through a fit from which log p leads elsewhere than from the fit.

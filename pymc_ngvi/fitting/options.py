@@ -174,9 +174,6 @@ class Choice:
         return {axis: name for axis, name in vars(self).items() if name in AXES[axis]}
 
 
-_CHOICES = [Choice(*row) for row in ALLOWED]
-
-
 def choose(**chosen: str | None) -> Choice:
     """Fill in the axes that the user left open.
 
@@ -209,7 +206,7 @@ def choose(**chosen: str | None) -> Choice:
     for axis, name in chosen.items():
         if name is not None:
             _check_word(axis, name, AXES[axis], _ENTRIES_ALSO_CALLED.get(axis))
-    agreeing = _agreeing(chosen)
+    agreeing = _agreeing(**chosen)
     if agreeing:
         return agreeing[0]
     given = ", ".join(f"{axis}={name!r}" for axis, name in chosen.items() if name is not None)
@@ -218,17 +215,14 @@ def choose(**chosen: str | None) -> Choice:
 
 def stochastic_step(**chosen: str | None) -> str | None:
     """Return the step rule that suits what was chosen and evaluates each step on data of its own."""
-    return next((choice.step for choice in _agreeing(chosen) if choice.step not in ON_FIXED_DRAWS), None)
-
-
-def _agreeing(chosen: Mapping[str, str | None]) -> tuple[Choice, ...]:
-    """Return the rows of `ALLOWED` that have all that was chosen, in their order."""
-    return _rows_with(*((axis, name) for axis, name in chosen.items() if isinstance(name, str)))
+    return next((choice.step for choice in _agreeing(**chosen) if choice.step not in ON_FIXED_DRAWS), None)
 
 
 @functools.cache  # each fit asks tens of times
-def _rows_with(*named: tuple[str, str]) -> tuple[Choice, ...]:
-    return tuple(row for row in _CHOICES if all(getattr(row, axis) == name for axis, name in named))
+def _agreeing(**chosen: str | None) -> tuple[Choice, ...]:
+    """Return the rows of `ALLOWED` that have all that was chosen, in their order."""
+    rows = (Choice(*row) for row in ALLOWED)
+    return tuple(row for row in rows if all(name in (None, getattr(row, axis)) for axis, name in chosen.items()))
 
 
 def _reason(chosen: Mapping[str, str | None]) -> str:
@@ -269,9 +263,6 @@ PosteriorName = Literal["auto", "gaussian", "exact", "nested", "moved"]
 ReparamName = Literal["rvb1", "rvb2", "noncentred"]
 
 # --- options of a fit: validated once, frozen ---
-
-#: Coordinates of group effects relative to what the global parameters tell of them.
-REPARAMETRISATIONS = get_args(ReparamName)
 
 #: Iterations at most, where the user says nothing.
 MOST_ITERATIONS = 10_000
@@ -365,7 +356,7 @@ class FitOptions:
                 raise ValueError(f"{name} {goes_with} of family={one}; the family is {choice.family!r}.")
         is_gaussian = traits_of(choice.family).is_gaussian
         if self.reparam is not None:
-            _check_word("reparam", self.reparam, REPARAMETRISATIONS)
+            _check_word("reparam", self.reparam, get_args(ReparamName))
             if not is_gaussian:
                 raise ValueError(
                     f"reparam={self.reparam!r} standardises group effects for one Gaussian; family={choice.family!r} "
@@ -542,8 +533,6 @@ class FamilyChoice(NamedTuple):
     name: str
     #: For the closing line of the fit; empty where there was nothing to choose.
     reason: str = ""
-    #: Taken because nothing better fits in memory.
-    is_makeshift: bool = False
 
 
 def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: bool = False) -> FamilyChoice:
@@ -556,7 +545,7 @@ def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: boo
     if form is None:
         if dense_fits:
             return FamilyChoice(DENSE, "the Hessian is dense")
-        return FamilyChoice(INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory", True)
+        return FamilyChoice(INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory")
     # Columns of a Hessian that are computed one by one, where blocks share theirs; with fill-in, few.
     n_columns = 0 if isinstance(form, SparseStructure) else form.n_border + int(max(form.sizes, default=0))
     of_dense = prices.of_dense(n_dim) + prices.PER_COLUMN * n_dim if n_dim >= _LESS else 0.0
@@ -565,7 +554,7 @@ def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: boo
         return FamilyChoice(STRUCTURED, in_short(form))
     if dense_fits:
         return FamilyChoice(DENSE, "a sparse precision would take longer")
-    return FamilyChoice(INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory", True)
+    return FamilyChoice(INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory")
 
 
 def form_of(density: ModelDensity, *, fill: bool, sums: bool) -> Partition | SparseStructure | None:
@@ -614,11 +603,13 @@ def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions
     filled = dict(given)
     if given["posterior"] == AUTO and names_a_method(given):
         filled["posterior"] = "gaussian"
-    if density is not None and density.is_streamed:
+    if density is None:
+        return FitOptions(**filled)
+    if density.is_streamed:
         filled |= _for_batches(given)
-    if density is not None and given["family"] in (None, AUTO):
+    if given["family"] in (None, AUTO):
         filled |= _family_for(given, density)
-    if density is not None and traits_of(given["family"] or "").has_components and given["components"] is None:
+    if traits_of(given["family"] or "").has_components and given["components"] is None:
         chosen = choose_family(density)
         if _go_together({**given, "components": chosen.name}):
             _warn_of_makeshift(
@@ -626,15 +617,13 @@ def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions
                 "Components get diagonal covariances, which ignore correlations: {}. Name components for others.",
             )
             filled["components"] = chosen.name
-    if density is not None and density.has_minibatch and given["step"] is None:
+    if density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
-    if density is not None and given["estimator"] == "gauss_newton" and density.n_dim > _MANY_WEIGHTS:
+    if given["estimator"] == "gauss_newton" and density.n_dim > _MANY_WEIGHTS:
         filled |= {"step": "ivon"} if given["step"] is None and _go_together({**filled, "step": "ivon"}) else {}
-    if density is not None and _goes_by_rows(given, filled, density):
+    if _goes_by_rows(given, filled, density):
         filled["estimator"] = "quadrature"
     options = FitOptions(**filled)
-    if density is None:
-        return options
     if density.has_minibatch and options.choice.step in ON_FIXED_DRAWS:
         raise ValueError(
             f"{options.rule} compares ELBOs on the same data, and the model reads pm.Minibatch data, "
@@ -695,7 +684,7 @@ def _goes_by_rows(given: Given, filled: Given, density: ModelDensity) -> bool:
 
 def _family_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:
     """Return the family that suits the model, and why, where it goes with what was given."""
-    families = {choice.family for choice in _agreeing({axis: given[axis] for axis in AXES if axis != "family"})}
+    families = {choice.family for choice in _agreeing(**{axis: given[axis] for axis in AXES if axis != "family"})}
     if given["estimator"] == "gauss_newton" or len(families) == 1:
         return {"family": None}  # as the registry has it, whatever the model
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
@@ -717,7 +706,7 @@ def _chosen(given: Given, density: ModelDensity) -> FamilyChoice:
         may_fill and goes_with(WITH_SUMS, *steps) and _goes_by_rows(given, {**given, "family": STRUCTURED}, density)
     )
     chosen = choose_family(density, may_fill=may_fill, may_sum=may_sum)
-    if (chosen.name == DENSE or chosen.is_makeshift) and _may_go_by_rows(given, {**given, "family": DENSE}):
+    if chosen.name in (DENSE, INDEPENDENT) and _may_go_by_rows(given, {**given, "family": DENSE}):
         seen = density.seen_from_rows
         if seen is not None:
             return FamilyChoice(
@@ -728,7 +717,7 @@ def _chosen(given: Given, density: ModelDensity) -> FamilyChoice:
 
 
 def _warn_of_makeshift(chosen: FamilyChoice, message: str) -> None:
-    if chosen.is_makeshift:
+    if chosen.name == INDEPENDENT:  # as nothing better fits in memory
         warnings.warn(message.format(chosen.reason), UserWarning, skip_file_prefixes=OURS)
 
 
@@ -848,10 +837,3 @@ def refuse_unknown(given: Mapping[str, object], *accepted_by: Callable[..., obje
             also_called = {option: words for option, words in _ALSO_CALLED.items() if option in valid}
             listed = suggestion(name, sorted(valid), also_called)
             raise TypeError(f"method 'ngvi' does not know the option {name!r}: {listed}")
-
-
-def refuse_for(given: Mapping[str, object], constructor: Callable[..., object], method: Callable[..., object]) -> None:
-    """Raise TypeError for an option that a method of NGVI does not take, saying where it belongs."""
-    refuse_unknown(given, constructor, method)
-    if given:
-        raise TypeError(f"{next(iter(given))} is an option of NGVI(...), not of its {method.__name__}: give it there.")

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from pymc_ngvi.core.linalg import check_memory
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.status import StartError
-from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target, VariationalState
+from pymc_ngvi.core.types import Array, FittedState, GaussianState, Indices, Rule, Target, VariationalState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.by_rows import NO_ROWS
 from pymc_ngvi.density.info import initial_point_function, not_finite_data
@@ -151,7 +151,7 @@ def units_apart(density: ModelDensity, point: Array, start: Mapping[str, ArrayLi
     return point
 
 
-def large_scales(density: ModelDensity, point: Array, start: Mapping[str, ArrayLike] | None) -> list[NDArray[np.intp]]:
+def large_scales(density: ModelDensity, point: Array, start: Mapping[str, ArrayLike] | None) -> list[Indices]:
     """Return the coordinates, by variable, of positive parameters that start far above 1 and that the user left alone.
 
     The initial point of a scale is that of its prior, which may be wide by design (Bambi's are): effects of groups
@@ -173,7 +173,7 @@ def choose_start(
     point: Array,
     scales: Sequence[Array],
     density: ModelDensity,
-    wide: Sequence[NDArray[np.intp]] = (),
+    wide: Sequence[Indices] = (),
 ) -> VariationalState:
     """Return the starting state with the best ELBO on the first draws.
 
@@ -260,7 +260,7 @@ def _start_message(density: ModelDensity, point: Array, scale: float) -> str:
 _EXPECTED = "blocks should be a sequence of sequences of names, such as [['a', 'b'], ['c']]"
 
 
-def block_labels(layout: Layout, blocks: Sequence[Sequence[str]] | None = None) -> NDArray[np.intp]:
+def block_labels(layout: Layout, blocks: Sequence[Sequence[str]] | None = None) -> Indices:
     """Return which block each coordinate belongs to."""
     listed = [] if blocks is None else _checked(blocks, "blocks")
     parsed = [_checked(block, f"blocks[{i}]") for i, block in enumerate(listed)]
@@ -293,19 +293,15 @@ def _checked(value: object, what: str) -> list[Any]:
     return list(value)
 
 
-def _coordinates(layout: Layout, name: str) -> NDArray[np.intp]:
+def _coordinates(layout: Layout, name: str) -> Indices:
     """Return the flat coordinates that a name stands for."""
+    if (found := layout.coordinates(name)) is not None:
+        return found
     by_name: dict[str, Variable] = {v.value_name: v for v in layout.variables}
     by_name |= {v.name: v for v in layout.variables}
-    if name in by_name:
-        where = by_name[name].where
-        return np.arange(where.start, where.stop)
     owner = by_name.get(name.rpartition("[")[0])
     if owner is None:
         raise ValueError(f"blocks names {name!r}, which is no free variable: {suggestion(name, by_name)}")
-    labels = [layout.label(i).replace(" ", "") for i in range(owner.where.start, owner.where.stop)]
-    if owner.shape and name.replace(" ", "") in labels:
-        return np.array([owner.where.start + labels.index(name.replace(" ", ""))], dtype=np.intp)
     shape = f"its value {owner.value_name!r} has shape {owner.shape}"
     if owner.shape and owner.size:
         first, last = (layout.label(i) for i in (owner.where.start, owner.where.stop - 1))
@@ -359,7 +355,7 @@ class Problem:
             location = phi if np.isfinite(phi).all() else location
         return location, [np.where(is_border, scale, 1.0) for scale in scales]
 
-    def labels(self, index: Sequence[int] | NDArray[np.intp]) -> tuple[str, ...]:
+    def labels(self, index: Sequence[int] | Indices) -> tuple[str, ...]:
         """Return the names of coordinates, of those that are the model's own."""
         if isinstance(self.target, RowSpaceDensity):
             kept = self.target.space.kept
@@ -436,7 +432,7 @@ class Form:
         """Number of unconstrained coordinates."""
         return self.density.n_dim
 
-    def labels(self, blocks: Sequence[Sequence[str]] | None) -> NDArray[np.intp]:
+    def labels(self, blocks: Sequence[Sequence[str]] | None) -> Indices:
         """Return the block of each coordinate: of those named, of a group, or of a variable."""
         if self.known is not None and blocks is None:
             return self.known.labels

@@ -1,13 +1,12 @@
 """The progress bar: PyMC's look, a few columns of numbers, at most 20 updates a second."""
 
-import contextlib
 import functools
 import logging
 import threading
 import time
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
@@ -125,7 +124,7 @@ def watching(density: ModelDensity, progress: FitProgress) -> AbstractContextMan
     return density.shards.watched(progress.show_shards)
 
 
-@contextlib.contextmanager
+@contextmanager
 def announced(what: str, seconds: float, shown: bool = True) -> Iterator[None]:
     """Say what is being done and about how long it takes, in estimated seconds, while it is done.
 
@@ -195,14 +194,10 @@ def few_threads(density: ModelDensity) -> AbstractContextManager[object]:
     Small models are such, and sums over rows of any size: their products are many and thin, one for each part of the
     rows that fits in the cache.
     """
-    return one_thread() if density.is_small or density.by_rows.are_known else nullcontext()
-
-
-def one_thread() -> AbstractContextManager[object]:
-    """Keep BLAS to one thread, for the same bits wherever it is: how it sums hangs on their number."""
-    return _ONE_THREAD
+    return ONE_THREAD if density.is_small or density.by_rows.are_known else nullcontext()
 
 
 #: Sets threads: looking for the libraries takes longer than some fits of one iteration.
 _controller = functools.cache(ThreadpoolController)
-_ONE_THREAD = SharedContext(lambda: _controller().limit(limits=1, user_api="blas"))
+#: Keeps BLAS to one thread, for the same bits wherever it is: how it sums hangs on their number.
+ONE_THREAD = SharedContext(lambda: _controller().limit(limits=1, user_api="blas"))

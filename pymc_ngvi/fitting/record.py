@@ -1,16 +1,15 @@
 """What a fit reports of itself."""
 
 import contextlib
-import dataclasses
 import logging
 import math
 import os
 import warnings
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -251,7 +250,7 @@ class FitRecord:
     def verdict(self) -> Verdict:
         """Whether the posterior can be relied on, as far as that was judged."""
         is_known = self.judged.is_tested or self.is_pool
-        return self.judged if is_known else dataclasses.replace(self.judged, found=tuple(self.of_fit))
+        return self.judged if is_known else replace(self.judged, found=tuple(self.of_fit))
 
     @property
     def of_fit(self) -> list[Condition]:
@@ -368,12 +367,6 @@ class FitRecord:
             return ""
         return "approx.summary() says whether the best of this family is near enough to the posterior."
 
-    def _evaluations(self) -> str:
-        if self.estimator == "quadrature":
-            n = min(self.n_gradients, self.n_hessians)  # each counts as both
-            return f"{n:,} expectation{'s'[: n != 1]}"
-        return f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians"
-
     def closing_line(self) -> str:
         """Return the outcome in one line."""
         if self.kind == WEIGHTED:
@@ -388,13 +381,17 @@ class FitRecord:
                 f"{work}, {self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
                 f"({self.backend} backend)."
             )
+        evaluations = f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians"
+        if self.estimator == "quadrature":
+            n = min(self.n_gradients, self.n_hessians)  # each counts as both
+            evaluations = f"{n:,} expectation{'s'[: n != 1]}"
         relative = f", reparam={self.reparam!r}" if self.reparam else ""
         what = f"{self.family} family{relative}" + (f": {self.family_reason}" if self.family_reason else "")
         return (
             f"{self.outcome}: ELBO {self.elbo}, "
             f"gap {format_gap(self.gap, ' nats')}, "
             f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
-            f"{self._evaluations()}, "
+            f"{evaluations}, "
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
             f"({what}; {self.backend} backend)."
         )
@@ -426,17 +423,6 @@ def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: in
 # --- what a fit has come to, and what the user is told of it ---
 
 logger = logging.getLogger("pymc.ngvi")
-
-
-class Outcome(NamedTuple):
-    """What a fit has come to."""
-
-    #: On the model's unconstrained scale.
-    q: VariationalState
-    record: FitRecord
-    #: Loss, and estimated nats still to be gained, after each iteration; shape (n_iterations,).
-    hist: Array
-    gap_hist: Array
 
 
 def report_outcome(q: VariationalState, record: FitRecord) -> None:
@@ -527,14 +513,14 @@ class SoFar[A: Any]:
             record = cast(FitRecord, approx.record)
             if record.status is Status.NOT_STARTED:
                 return False
-            record = dataclasses.replace(record, status=Status.INTERRUPTED, status_before=record.status)
+            record = replace(record, status=Status.INTERRUPTED, status_before=record.status)
         elif self._will_do and isinstance(error, Exception) and not isinstance(error, MemoryError):
             said = _told("What was to come after this posterior", "It is kept.", error, logging.WARNING)
             approx, undone = self._now()
             record, undone = cast(FitRecord, approx.record), (f"{', '.join(undone)} ({said})",)
         else:
             return False
-        approx.record = dataclasses.replace(record, undone=(*record.undone, *undone))
+        approx.record = replace(record, undone=(*record.undone, *undone))
         self.result = approx
         return True
 

@@ -1,7 +1,6 @@
 """One fit, under way or at its end: where it begins, the loop, whether its posterior is proper, and how it went."""
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import math
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from rich.theme import Theme
 from scipy.linalg import cho_solve
 
@@ -23,15 +22,7 @@ from pymc_ngvi.core.messages import Failed, OtherForm, RowsGivenUp
 from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.status import Elbo, StartError, Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import (
-    Array,
-    FittedState,
-    MatrixHessian,
-    Rule,
-    RuleState,
-    Target,
-    VariationalState,
-)
+from pymc_ngvi.core.types import Array, FittedState, Indices, MatrixHessian, Rule, Target, VariationalState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.info import constant_data
 from pymc_ngvi.density.new_priors import flat_coordinates, has_proper_priors
@@ -39,7 +30,6 @@ from pymc_ngvi.density.streams import StreamDensity
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState, SummedState
 from pymc_ngvi.families.gaussian import AnyGaussian, Gaussian
 from pymc_ngvi.fitting import loop
-from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.modes import Ended, ModeSearch, explored
 from pymc_ngvi.fitting.options import AXES, RULES, FitOptions, check_n
 from pymc_ngvi.fitting.problem import (
@@ -54,7 +44,7 @@ from pymc_ngvi.fitting.problem import (
     units_apart,
 )
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
-from pymc_ngvi.fitting.record import FitRecord, Outcome, Searched, elbo_of, spared
+from pymc_ngvi.fitting.record import FitRecord, Searched, elbo_of, spared
 from pymc_ngvi.methods import DIRECTIONS
 from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.methods.reparam import RowSpaceDensity
@@ -108,19 +98,19 @@ class Watched:
         if self._is_open and self._density is not None and state.n_iterations < _LOOK < last:
             state = until(state, _LOOK)
             if state.status is Status.MAX_ITERATIONS and self._is_improper(state, ended=False):
-                return dataclasses.replace(state, status=Status.UNBOUNDED)
+                return replace(state, status=Status.UNBOUNDED)
         state = until(state, last)
         while state.status is Status.UNBOUNDED and state.n_iterations < last:
             if self._is_open and (self._is_improper(state, ended=False) or self._is_open):
                 break
             # What is proper is only wide: the fit goes on, and standard deviations are compared with those of now.
-            state = until(dataclasses.replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING), last)
+            state = until(replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING), last)
         return state
 
     def ended(self, state: loop.LoopState) -> loop.LoopState:
         """Return the end of a fit, which is none near a posterior that is improper."""
         if state.status.can_be_followed and self._is_improper(state, ended=True):
-            return dataclasses.replace(state, status=Status.UNBOUNDED)
+            return replace(state, status=Status.UNBOUNDED)
         return state
 
     def _is_improper(self, state: loop.LoopState, *, ended: bool) -> bool:
@@ -172,9 +162,7 @@ def _falls(density: LogDensity, at: int, mean: Array, sd: Array, level: bool) ->
     most = 1.0 if level and not is_log else np.inf
     least: Array = np.log(distances[1:] / distances[:-1])
     found = [_side_falls(_profile(density, centre, at, side * distances, least), least, most) for side in (-1.0, 1.0)]
-    if False in found:
-        return False
-    return None if None in found else True
+    return False if False in found else None if None in found else True
 
 
 def _side_falls(values: Array, least: Array, most: float) -> bool | None:
@@ -208,7 +196,7 @@ def _profile(density: LogDensity, centre: Array, at: int, shifts: Array, least: 
     return np.array(values)
 
 
-def _laplace(density: LogDensity, theta: Array, free: NDArray[np.intp]) -> tuple[Array, float] | None:
+def _laplace(density: LogDensity, theta: Array, free: Indices) -> tuple[Array, float] | None:
     """Return the mode in some coordinates, and the log integral over these; None where there is none."""
     value, gradient = (part[0] for part in density.logp_grad(theta[None]))
     if np.isneginf(value):
@@ -260,8 +248,8 @@ class Earlier:
     #: By name of the value variable.
     mean: dict[str, Array]
     #: Flat coordinates of the shared variables in the model, and in q; shape (n_shared,).
-    ours: NDArray[np.intp]
-    theirs: NDArray[np.intp]
+    ours: Indices
+    theirs: Indices
 
     @classmethod
     def of(cls, approx: Any, density: ModelDensity) -> "Earlier":
@@ -320,7 +308,7 @@ class Earlier:
             a.shape == old[name].shape and (name in params or np.array_equal(a, old[name])) for name, a in new.items()
         )
 
-    def _precision(self, scale: Array, ours: NDArray[np.intp], theirs: NDArray[np.intp]) -> Array | None:
+    def _precision(self, scale: Array, ours: Indices, theirs: Indices) -> Array | None:
         """Return the precision of all coordinates, of which the others are independent; None where it is too large."""
         if max(len(scale), self.q.n_dim) > _MOST_DIMS:
             return None
@@ -449,13 +437,11 @@ def first_state(
                 large = large_scales(density, point, means) if problem.target is density else []
                 state = choose_start(rule, problem.family, point, scales, density, large)
             return problem, rule, state, options
-        except StartError:
-            if options == options.with_draws() or density.is_streamed:
+        except (StartError, OtherForm) as reason:
+            has_draws = options == options.with_draws()
+            if isinstance(reason, StartError) and (has_draws or density.is_streamed):
                 raise
-            logger.info(BY_DRAWS)
-            problem, options = problem_by_draws(density, options)
-        except OtherForm as other:
-            if options.choice.estimator == "quadrature" and isinstance(other, RowsGivenUp):
+            if isinstance(reason, StartError) or (isinstance(reason, RowsGivenUp) and not has_draws):
                 logger.info(BY_DRAWS)
                 problem, options = problem_by_draws(density, options)
             else:
@@ -483,6 +469,9 @@ def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:
 
 # --- what a fit needs to go on in another process ---
 
+#: Relative change of log p at the mean of q that is no rounding error.
+_LOGP_RTOL = 1e-6
+
 
 @stored("fit.snapshot")
 @dataclass(frozen=True)
@@ -493,7 +482,7 @@ class Snapshot:
     seed: int
     scored: bool
     #: Without what follows from the rest of it.
-    state: LoopState
+    state: loop.LoopState
     seconds: float
     compile_seconds: float
     #: Evaluations so far.
@@ -503,29 +492,19 @@ class Snapshot:
     searched: Searched | None = None
     #: Whether other modes are yet to be looked for.
     is_to_search: bool = False
+    #: At the mean of q, which tells models apart that differ in a prior; None where that would take a pass.
+    log_p: float | None = None
 
-
-def thinned(rule: Rule, state: RuleState) -> RuleState:
-    """Return a state without its base draws and the draws of q, if the rule makes the same bits again."""
-    if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)):
-        return state
-    base, theta = state.base, state.evaluation.theta
-    again = rule.base_draws(state.level, base.n_draws)
-    if not (_same(again.z, base.z) and _same(state.q.draws(again.z), theta)) or again.n_replicates != base.n_replicates:
-        return state
-    return replace(state, base=replace(base, z=base.z[:0]), evaluation=replace(state.evaluation, theta=theta[:0]))
-
-
-def _same(left: Array, right: Array) -> bool:
-    return bool(np.array_equal(left, right)) and left.flags.f_contiguous == right.flags.f_contiguous
-
-
-def filled(rule: Rule, state: RuleState) -> RuleState:
-    """Return a state as it was before `thinned`."""
-    if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)) or len(state.base.z):
-        return state
-    base = rule.base_draws(state.level, len(state.evaluation.logp))
-    return replace(state, base=base, evaluation=replace(state.evaluation, theta=state.q.draws(base.z)))
+    def session(self, density: ModelDensity, q: VariationalState) -> "FitSession":
+        """Return the fit on a model; raise ValueError where that has another log p."""
+        if self.log_p is not None:
+            now = float(density.logp(np.asarray(q.mean())[None])[0])
+            if not np.isclose(now, self.log_p, rtol=_LOGP_RTOL, atol=_LOGP_RTOL, equal_nan=True):
+                raise ValueError(
+                    f"The fit can't go on: at the mean of q, log p of this model is {now:.8g}, and that of the model "
+                    f"which was fitted {self.log_p:.8g}. The priors, or data that are no pm.Data, differ: fit again."
+                )
+        return FitSession.resumed(density, self)
 
 
 # --- one fit, under way or at its end: runs the loop, and says how it went ---
@@ -533,12 +512,6 @@ def filled(rule: Rule, state: RuleState) -> RuleState:
 #: Is told, after each iteration, of q on the model's scale, the losses (None where they are not kept) and the number of
 #: iterations; StopIteration ends the fit.
 type Observer = Callable[[VariationalState, Array | None, int], None]
-
-#: Said of fits that were saved.
-_NO_BATCHES = (
-    "This fit was one to data in batches, which files do not keep: fit again with batches=, and with this "
-    "approximation as start=."
-)
 
 
 class FitSession:
@@ -590,10 +563,17 @@ class FitSession:
     def resumed(cls, density: ModelDensity, snapshot: Snapshot) -> "FitSession":
         """Return the fit that a snapshot was taken of, on a model."""
         if isinstance(snapshot.state.rule, IncrementalState):
-            raise ValueError(_NO_BATCHES)
+            raise ValueError(
+                "This fit was one to data in batches, which files do not keep: fit again with batches=, and with this "
+                "approximation as start=."
+            )
         problem = problem_of(density, snapshot.options)
         target, rule = problem.target, make_rule(problem.target, snapshot.options, snapshot.seed)
-        state = replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
+        state = snapshot.state
+        if isinstance(rule, Adaptive) and isinstance(of_rule := state.rule, AdaptiveState):
+            base = rule.base_draws(of_rule.level, len(of_rule.evaluation.logp))
+            evaluation = replace(of_rule.evaluation, theta=of_rule.q.draws(base.z))
+            state = replace(state, rule=replace(of_rule, base=base, evaluation=evaluation))
         # One that was kept while the fit was under way has the status that the loop would have seen next.
         if state.status is Status.RUNNING and (status := rule.terminate(state.rule)) is not None:
             state = replace(state, status=status)
@@ -608,20 +588,25 @@ class FitSession:
         session._searched = snapshot.searched
         return session
 
-    def snapshot(self) -> Snapshot:
-        """Return what the fit needs to go on in another process."""
-        target = self._problem.target
+    def snapshot(self, log_p: float | None) -> Snapshot:
+        """Return what the fit needs to go on in another process, with log p at the mean of q where it is known."""
+        target, state = self._problem.target, self._state
+        if isinstance(of_rule := state.rule, AdaptiveState):  # the rule makes its draws again
+            none = of_rule.base.z[:0]
+            base, evaluation = replace(of_rule.base, z=none), replace(of_rule.evaluation, theta=none)
+            state = replace(state, rule=replace(of_rule, base=base, evaluation=evaluation))
         return Snapshot(
             options=self.options,
             seed=self.seed,
             scored=self._score,
-            state=replace(self._state, rule=thinned(self._rule, self._state.rule)),
+            state=state,
             seconds=self._seconds,
             compile_seconds=self._compile_seconds,
             n_gradients=target.n_gradients,
             n_hessians=target.n_hessians,
             searched=self._searched,
             is_to_search=self._search is not None,
+            log_p=log_p,
         )
 
     def refine(
@@ -632,7 +617,7 @@ class FitSession:
         *,
         tol: float | None = None,
         max_draws: int | None = None,
-    ) -> Outcome:
+    ) -> None:
         """Go on for up to ``n`` more iterations; see `NGVIApproximation.refine`."""
         n = check_n(n)
         options = self.options.changed(tol=tol, max_draws=max_draws)
@@ -649,7 +634,6 @@ class FitSession:
         density = self._problem.density
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
             self.run(n, progress)
-        return self.outcome()
 
     @np.errstate(over="ignore")  # what overflows is seen in the ELBO
     def run(self, n: int, progress: FitProgress, *, pause_after: float = math.inf, most: float = math.inf) -> None:
@@ -662,7 +646,7 @@ class FitSession:
             self._state = state
             progress.update(state)
             if self._observer is not None:
-                losses = state.losses if self._score else None
+                losses = state.history.losses if self._score else None
                 self._observer(self._problem.on_model_scale(state.rule.q), losses, state.n_iterations)
             seconds = self._estimated_seconds() - before
             if seconds >= min(most, math.inf if asked is None else asked):
@@ -805,11 +789,11 @@ class FitSession:
         """Whether it has been left for another posterior, and goes on where it was if there is none."""
         return self._state.status is Status.PAUSED
 
-    def outcome(self) -> Outcome:
-        """Return what the fit has come to."""
+    def outcome(self) -> tuple[VariationalState, FitRecord, Array, Array]:
+        """Return what the fit has come to: q on the model's scale, the record, and losses and gaps by iteration."""
         state = self._state
-        hist = state.losses.copy() if self._score else np.empty(0)
-        return Outcome(self._problem.on_model_scale(state.rule.q), self._record(), hist, state.gaps.copy())
+        hist = state.history.losses.copy() if self._score else np.empty(0)
+        return self._problem.on_model_scale(state.rule.q), self._record(), hist, state.history.gaps.copy()
 
     def _record(self) -> FitRecord:
         density, target, state = self._problem.density, self._problem.target, self._state.rule
@@ -842,28 +826,3 @@ class FitSession:
             undone=self._failed,
             **(vars(self.options.choice) | vars(self._searched or Searched()) | of_batches),
         )
-
-
-# --- a fit that was saved, and goes on when it is asked to ---
-
-#: Relative change of log p at the mean of q that is no rounding error.
-_LOGP_RTOL = 1e-6
-
-
-class SavedFit(NamedTuple):
-    """A fit that was saved, which is made again when it is to go on."""
-
-    snapshot: Snapshot
-    #: At the mean of q, which tells models apart that differ in a prior; None where that would take a pass.
-    log_p: float | None
-
-    def session(self, density: ModelDensity, q: VariationalState) -> FitSession:
-        """Return the fit on a model; raise ValueError where that has another log p."""
-        if self.log_p is not None:
-            now = float(density.logp(np.asarray(q.mean())[None])[0])
-            if not np.isclose(now, self.log_p, rtol=_LOGP_RTOL, atol=_LOGP_RTOL, equal_nan=True):
-                raise ValueError(
-                    f"The fit can't go on: at the mean of q, log p of this model is {now:.8g}, and that of the model "
-                    f"which was fitted {self.log_p:.8g}. The priors, or data that are no pm.Data, differ: fit again."
-                )
-        return FitSession.resumed(density, self.snapshot)

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
-import xarray as xr
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import AnyArray
+from pymc_ngvi.core.types import AnyArray, Indices
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,16 @@ class Layout:
         lead = theta.shape[:-1]
         return {v.value_name: theta[..., v.where].reshape(lead + v.shape) for v in self.variables}
 
+    def coordinates(self, name: str) -> Indices | None:
+        """Return the flat coordinates of a variable, of its value, or of a label; None where none is called so."""
+        owner = next((v for v in self.variables if name in (v.name, v.value_name)), None)
+        if owner is not None:
+            return np.arange(owner.where.start, owner.where.stop)
+        inside = (v for v in self.variables if v.value_name == name.rpartition("[")[0])
+        places = (i for v in inside for i in range(v.where.start, v.where.stop))
+        found = [i for i in places if self.label(i).replace(" ", "") == name.replace(" ", "")]
+        return np.array(found, dtype=np.intp) if found else None
+
     def label(self, index: int) -> str:
         """Return the name of one flat coordinate: ``beta[3]``, ``sd_log__[0]``."""
         for v in self.variables:
@@ -97,16 +106,6 @@ class Layout:
                 position = np.unravel_index(index - v.where.start, v.shape)
                 return f"{v.value_name}[{', '.join(str(int(i)) for i in position)}]"
         raise IndexError(f"coordinate {index} is outside 0..{self.n_dim - 1}")
-
-    def to_dataset(self, vector: NDArray[np.float64]) -> xr.Dataset:
-        """Return a flat vector as an xarray Dataset by value name, with dims and coords where they are named."""
-        data = {}
-        for v in self.variables:
-            coords = {d: self.coords[d] for d in v.dims} if v.dims else None
-            # Left to xarray, unnamed dims of different lengths would have the same name.
-            dims = v.dims or tuple(f"{v.value_name}_dim_{i}" for i in range(len(v.shape)))
-            data[v.value_name] = xr.DataArray(vector[v.where].reshape(v.shape), dims=dims, coords=coords)
-        return xr.Dataset(data)
 
 
 def _coord(model: pm.Model, dim: str) -> AnyArray:

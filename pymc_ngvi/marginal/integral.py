@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Bools
 from pymc_ngvi.marginal.pooled import evenly_picked
 from pymc_ngvi.marginal.proposals import tempered
 from pymc_ngvi.marginal.quadrature import (
@@ -121,7 +120,7 @@ class TreeIntegral:
 
     def _confirmed_part(
         self, part: SomeBlocks, g: Array, about: Centres, size: int
-    ) -> tuple[Integral, Centres, Array, NDArray[np.bool_]]:
+    ) -> tuple[Integral, Centres, Array, Bools]:
         """Return the integrals of some blocks, their centres, skewness, and which of them are lost."""
         rule = self.rule.sure
         wider_size = max(1, size * len(self.rule.nodes) // len(rule.nodes))
@@ -225,9 +224,7 @@ class TreeIntegral:
         return False
 
 
-def _about(
-    part: SomeBlocks, rule: PathRule, g: Array, about: Centres, size: int
-) -> tuple[Integral, Centres, NDArray[np.bool_]]:
+def _about(part: SomeBlocks, rule: PathRule, g: Array, about: Centres, size: int) -> tuple[Integral, Centres, Bools]:
     """Integrate a part, so many values at a time; also return corrected centres, and which blocks need them."""
     own = replace(part, places=slice(None), blocks=slice(None))  # as all that there is
     one = by_plan(BatchPlan(size, [own]), part.forest, rule, g, about)

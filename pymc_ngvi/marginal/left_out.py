@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.importance import Side
 from pymc_ngvi.core.messages import NotApart, Reason, RefusedFor
 from pymc_ngvi.core.sizes import AT_ONCE, FIXED_SEED, N_SHOWN
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density.observed_rows import MaskedDensity
 from pymc_ngvi.marginal.integral import N_COMPARED, TreeIntegral
 from pymc_ngvi.marginal.on_model import FittedDensity
@@ -36,8 +35,6 @@ from pymc_ngvi.marginal.trees import IntegratedTrees, SplitNormal
 
 # --- parts of the data that are left out, and what is predicted then ---
 
-type Ints = NDArray[np.intp]
-
 
 @dataclass(frozen=True, eq=False)
 class DataParts:
@@ -48,7 +45,7 @@ class DataParts:
     #: 1 where a row is predicted, with others of the same score together; shape (n_scores, n_rows).
     scored: sparse.csr_array
     #: That is left out for each score; shape (n_scores,).
-    part: Ints
+    part: Indices
 
     @property
     def are_whole(self) -> bool:
@@ -56,7 +53,7 @@ class DataParts:
         same = self.out.shape == self.scored.shape and (self.part == np.arange(len(self.part))).all()
         return bool(same) and (self.out != self.scored).nnz == 0
 
-    def rows_out(self, part: int) -> Ints:
+    def rows_out(self, part: int) -> Indices:
         """Return the rows that a part leaves out."""
         return rows_of_set(self.out, part)
 
@@ -66,19 +63,19 @@ class DataParts:
         return DataParts(self.out[[part]], self.scored[which], np.zeros(len(which), dtype=np.intp))
 
     @classmethod
-    def of_labels(cls, label: Ints, n_labels: int) -> "DataParts":
+    def of_labels(cls, label: Indices, n_labels: int) -> "DataParts":
         """Return one part for each label, predicted as a whole; ``label`` is that of each row."""
         n = len(label)
         out = sparse.csr_array((np.ones(n), (label, np.arange(n))), shape=(n_labels, n))
         return cls(out, out, np.arange(n_labels))
 
     @classmethod
-    def of_folds(cls, fold: Ints, n_folds: int) -> "DataParts":
+    def of_folds(cls, fold: Indices, n_folds: int) -> "DataParts":
         """Return one part for each fold, each of whose rows is predicted."""
         return cls(cls.of_labels(fold, n_folds).out, sparse.eye_array(len(fold), format="csr"), fold)
 
     @classmethod
-    def of_future(cls, rank: Ints, least: int, horizon: int) -> "DataParts":
+    def of_future(cls, rank: Indices, least: int, horizon: int) -> "DataParts":
         """Return one part for each origin: all rows of that rank or later are left out, the next ones predicted."""
         origins = np.arange(least, rank.max() + 2 - horizon)[:, None]
         out = sparse.csr_array((rank >= origins).astype(float))
@@ -86,12 +83,12 @@ class DataParts:
         return cls(out, scored, np.arange(len(origins)))
 
 
-def rows_of_set(sets: sparse.csr_array, i: int) -> Ints:
+def rows_of_set(sets: sparse.csr_array, i: int) -> Indices:
     """Return the rows of one of some sets of rows, (n_sets, n_rows)."""
     return sets.indices[sets.indptr[i] : sets.indptr[i + 1]].astype(np.intp)
 
 
-def passes(blocks: list[Ints]) -> Ints:
+def passes(blocks: list[Indices]) -> Indices:
     """Return numbers of sets such that no two with the same number have a block in common."""
     free: dict[int, int] = {}
     result = np.zeros(len(blocks), dtype=np.intp)
@@ -222,9 +219,9 @@ class _TermsOfRows:
 
     trees: Forest
     #: Of their coordinates among all local ones.
-    places: Ints
+    places: Indices
     #: The deepest coordinate that each row depends on; -1 for none; shape (n_rows,).
-    owner: Ints
+    owner: Indices
     row_logp: RowLogp
     #: Of all local coordinates.
     centres: Callable[[Array], Centres]
@@ -296,7 +293,7 @@ def standardised(local: Array, centres: Centres, forest: Forest) -> Array:
     return z
 
 
-def owners_of_rows(point: Array, step: Array, forest: Forest, row_logp: RowLogp) -> Ints:
+def owners_of_rows(point: Array, step: Array, forest: Forest, row_logp: RowLogp) -> Indices:
     """Return the deepest local coordinate that each row depends on, (n_rows,), -1 for none.
 
     A row depends on at most one coordinate of each level. It is known by its number, whose digits are read from moves
@@ -395,7 +392,7 @@ class IntegratedAgain:
             self._chunk(parts, work, theta[chunk], log_out[chunk], log_scored[chunk])
         return Predictives(state.log_weights[rows[some]], log_out, log_scored)
 
-    def _picked(self, n_passes: int, n_pool: int) -> Ints:
+    def _picked(self, n_passes: int, n_pool: int) -> Indices:
         """Return the rows of the pool that are used: all of them, as only together they are evenly spread, or a few."""
         values = n_passes * self._blocks.shape[0] * len(self._rule.nodes)
         if values > _MOST_VALUES // _TOO_FEW:
@@ -430,7 +427,7 @@ class IntegratedAgain:
                 without = kept[part][:, np.searchsorted(work.blocks[part], blocks)]
                 log_scored[:, i] += (some[:, blocks] - without).sum(axis=1)
 
-    def _of_blocks(self, theta: Array, out: Ints) -> Array:
+    def _of_blocks(self, theta: Array, out: Indices) -> Array:
         """Return the integrals of blocks without some rows over what is integrated at a place, (n, n_blocks)."""
         self._masked.leave_out(out)
         forest = self._forest
@@ -445,31 +442,31 @@ class IntegratedAgain:
 class _Work:
     """Blocks of parts and of scores, and which of these can be left out in one pass."""
 
-    blocks: list[Ints]
-    by_pass: list[Ints]
-    blocks_of_score: list[Ints]
-    scores_by_pass: list[Ints]
+    blocks: list[Indices]
+    by_pass: list[Indices]
+    blocks_of_score: list[Indices]
+    scores_by_pass: list[Indices]
 
     @classmethod
     def of(cls, parts: DataParts, blocks: sparse.csr_array) -> "_Work":
-        of_parts, of_scores = _in_each(parts.out, blocks), list[Ints]()
+        of_parts, of_scores = _in_each(parts.out, blocks), list[Indices]()
         if not parts.are_whole:
             of_scores = _in_each(parts.scored, blocks)
         return cls(of_parts, _by_number(passes(of_parts)), of_scores, _by_number(passes(of_scores)))
 
-    def still_out(self, parts: DataParts, score: int, rows_of_block: sparse.csr_array) -> Ints:
+    def still_out(self, parts: DataParts, score: int, rows_of_block: sparse.csr_array) -> Indices:
         """Return the rows of the blocks of a score that are left out while it is predicted."""
         touched = [rows_of_set(rows_of_block, int(block)) for block in self.blocks_of_score[score]]
         out = np.intersect1d(parts.rows_out(int(parts.part[score])), np.concatenate([np.empty(0, np.intp), *touched]))
         return np.setdiff1d(out, rows_of_set(parts.scored, score))
 
 
-def _in_each(sets: sparse.csr_array, blocks: sparse.csr_array) -> list[Ints]:
+def _in_each(sets: sparse.csr_array, blocks: sparse.csr_array) -> list[Indices]:
     """Return the blocks of each set of rows."""
     found = sparse.csr_array(sets @ blocks)
     found.sort_indices()
     return np.split(found.indices.astype(np.intp), found.indptr[1:-1])
 
 
-def _by_number(numbers: Ints) -> list[Ints]:
+def _by_number(numbers: Indices) -> list[Indices]:
     return [np.flatnonzero(numbers == k) for k in range(int(numbers.max(initial=-1)) + 1)]

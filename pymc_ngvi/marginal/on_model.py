@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.expectations import RowTerms
 from pymc_ngvi.density.shards import ShardedDensity
-from pymc_ngvi.marginal.quadrature import BatchPlan, Forest, Integers, SomeBlocks, TermsByRows, sub_forest
+from pymc_ngvi.marginal.quadrature import BatchPlan, Forest, SomeBlocks, TermsByRows, sub_forest
 
 # --- terms of log p whose rows are in shards: those of the prior here, those of the data where these are, added up ---
 
@@ -29,7 +29,7 @@ class TermsInShards:
         assert rows is not None
         self._prior = TermsByRows(RowTerms(rows, forest), forest)
         self._shards, self._forest = density.shards, forest
-        self._places: list[Integers] = self._shards.ask(methodcaller("of_likelihood", _places, forest))
+        self._places: list[Indices] = self._shards.ask(methodcaller("of_likelihood", _places, forest))
 
     def chunk(self, n_nodes: int) -> int:
         """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
@@ -57,7 +57,7 @@ class TermsInShards:
         return answers
 
 
-def _places(likelihood: LogDensity, forest: Forest) -> Integers:
+def _places(likelihood: LogDensity, forest: Forest) -> Indices:
     """Return the places of the local coordinates of a shard: all of each tree that its rows depend on."""
     rows = likelihood.rows
     assert rows is not None

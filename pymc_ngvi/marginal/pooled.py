@@ -9,13 +9,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, Estimate, effective_size, khat_error, khat_limit, smoothed, weigh
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.stored import entry_of, stored, with_tag
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.core.verdict import Condition, PoolVerdict, few_draws
 from pymc_ngvi.density import ModelDensity
 
@@ -38,13 +36,13 @@ def has_light_tail(khat: float, n_draws: int) -> bool:
     return khat < MOST_KHAT + (error if np.isfinite(error) else 0.0)
 
 
-def picked(weights: Array, uniform: Array) -> NDArray[np.intp]:
+def picked(weights: Array, uniform: Array) -> Indices:
     """Return the rows that uniform numbers pick by weight."""
     total = np.cumsum(weights)
     return np.minimum(np.searchsorted(total / total[-1], uniform, side="right"), len(weights) - 1)
 
 
-def evenly_picked(weights: Array, n: int, at: float) -> NDArray[np.intp]:
+def evenly_picked(weights: Array, n: int, at: float) -> Indices:
     """Return ``n`` rows by weight, as evenly as can be: at this part, from 0 to 1, of each of ``n`` equal steps."""
     return picked(weights, (np.arange(n) + at) / n)
 
@@ -106,7 +104,7 @@ class Pool:
     log_marginal: Array
     log_density: Array
     #: Number of an interleaved part; shape (n,).
-    part: NDArray[np.intp]
+    part: Indices
 
     @property
     def log_ratio(self) -> Array:
@@ -142,7 +140,7 @@ def _log_mean(values: Array) -> float:
     return float(logsumexp(values) - np.log(len(values)))
 
 
-def by_neighbours(points: Array) -> NDArray[np.intp]:
+def by_neighbours(points: Array) -> Indices:
     """Return an order in which neighbours are near each other: halves, halved again along what is longest."""
     order, first = np.arange(len(points)), np.zeros(1, dtype=np.intp)
     w = np.full(len(points), 1.0 / len(points))
@@ -174,9 +172,9 @@ class Draws(NamedTuple):
     #: Up to a constant; -inf for a draw that does not count; shape (n,).
     log_weights: Array
     #: Equal where the globals are; shape (n,).
-    of_globals: NDArray[np.intp]
+    of_globals: Indices
     #: Which of some independent parts a draw is of; shape (n,).
-    part: NDArray[np.intp]
+    part: Indices
     #: Independent draws that one of them is worth, in the mean, where all weigh the same.
     worth: float = 1.0
 
@@ -191,7 +189,7 @@ class Draws(NamedTuple):
         return self._replace(log_weights=self.log_weights + np.where(np.isnan(log_ratio), -np.inf, log_ratio))
 
     @property
-    def counts(self) -> NDArray[np.bool_]:
+    def counts(self) -> Bools:
         """Which draws have any weight."""
         return np.isfinite(self.log_weights)
 
@@ -241,13 +239,11 @@ class GivenGlobals(abc.ABC):
         return of_globals
 
     @abc.abstractmethod
-    def draw(
-        self, state: "PoolState", pool: Pool, order: NDArray[np.intp], uniform: list[Array]
-    ) -> tuple[NDArray[np.intp], Array]:
+    def draw(self, state: "PoolState", pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
         """Return rows of the pool, picked in some order of it, and the other coordinates at each."""
 
     @abc.abstractmethod
-    def joint(self, state: "PoolState", pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
+    def joint(self, state: "PoolState", pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
         """Return all draws that there are: rows of the pool, the other coordinates at each, and their log weights."""
 
     @abc.abstractmethod
@@ -255,7 +251,7 @@ class GivenGlobals(abc.ABC):
         """Return means and standard deviations of the others; ``mean`` is that of the globals."""
 
     @abc.abstractmethod
-    def cov_block(self, state: "PoolState", index: NDArray[np.intp]) -> Array:
+    def cov_block(self, state: "PoolState", index: Indices) -> Array:
         """Return the covariance of some coordinates."""
 
     def log_normaliser(self, state: "PoolState") -> tuple[float, float]:
@@ -300,8 +296,8 @@ class PoolState:
     #: The others given these.
     rest: GivenGlobals
     #: Coordinates that are in the pool, and the others.
-    globals_: NDArray[np.intp]
-    locals_: NDArray[np.intp]
+    globals_: Indices
+    locals_: Indices
     #: The fit that it began from.
     gaussian: Any
     #: Fits at other modes, where it began as well.
@@ -462,7 +458,7 @@ class PoolState:
         worth = self.effective_size_for(n) / effective_size(log_weights)
         return Draws(self._with(pool.g[rows], others), log_weights, rows, pool.part[rows], worth)
 
-    def _joined(self, pool: Pool, order: NDArray[np.intp], uniform: list[Array]) -> Array:
+    def _joined(self, pool: Pool, order: Indices, uniform: list[Array]) -> Array:
         rows, others = self.rest.draw(self, pool, order, uniform)
         return self._with(pool.g[rows], others)
 
@@ -493,7 +489,7 @@ class PoolState:
         """Return the covariance, (n_dim, n_dim)."""
         return self.cov_block(np.arange(self.n_dim))
 
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index))."""
         return self.rest.cov_block(self, np.asarray(index))
 
@@ -572,13 +568,11 @@ class AllDrawn(GivenGlobals):
         """Return the posterior."""
         return PoolState(pool, self, np.arange(pool.g.shape[1]), np.empty(0, np.intp), gaussian, others=others)
 
-    def draw(
-        self, state: PoolState, pool: Pool, order: NDArray[np.intp], uniform: list[Array]
-    ) -> tuple[NDArray[np.intp], Array]:
+    def draw(self, state: PoolState, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
         """Return rows of the pool; there are no other coordinates."""
         return order[picked(state.weights[order], uniform[0])], np.empty((len(uniform[0]), 0))
 
-    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
+    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
         """Return all draws."""
         return np.arange(len(pool.g)), np.empty((len(pool.g), 0)), state.log_weights
 
@@ -586,7 +580,7 @@ class AllDrawn(GivenGlobals):
         """Return those of no coordinates."""
         return np.empty(0), np.empty(0)
 
-    def cov_block(self, state: PoolState, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, state: PoolState, index: Indices) -> Array:
         """Return the covariance of some coordinates."""
         apart = state.pool.g[:, index] - state.mean()[index]
         return apart.T @ (state.weights[:, None] * apart)

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import gammaln, stdtrit
 
 from pymc_ngvi.core.draws import END, sobol_points
 from pymc_ngvi.core.importance import effective_size
 from pymc_ngvi.core.linalg import TINY, logsumexp, solve_lower
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 
 # --- mixtures of multivariate Student t distributions ---
 
@@ -294,7 +293,7 @@ class Proposal:
         return self.margins.inverse(self.mixture.draws(n, rng))
 
 
-def _few(weights: Array, n: int) -> tuple[NDArray[np.intp], Array]:
+def _few(weights: Array, n: int) -> tuple[Indices, Array]:
     """Return the rows that have weight, and weights that add up to 1; of more than ``n``, some, evenly by weight."""
     rows = np.flatnonzero(weights > np.exp(-_NO_WEIGHT) * weights.max())
     w = weights[rows] / weights[rows].sum()

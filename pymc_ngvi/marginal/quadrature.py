@@ -18,7 +18,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import Reason, Refused
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.density.expectations import RowTerms
 from pymc_ngvi.families.sparse import by_degree, by_independence, dissected
 
@@ -33,7 +33,6 @@ from pymc_ngvi.families.sparse import by_degree, by_independence, dissected
 # size of the block. A dense block of k coordinates is a path of k; a hub with leaves has 2 levels; a chain of 25 has
 # 5.
 
-Integers = NDArray[np.intp]
 
 #: Globals that importance sampling can cope with; levels that quadrature can.
 MOST_GLOBALS, MOST_LEVELS = 100, 5
@@ -55,13 +54,13 @@ class Forest:
     """Global coordinates, and trees of local ones."""
 
     #: Ascending; shape (n_globals,).
-    globals_: Integers
+    globals_: Indices
     #: Ascending; "place" below is one in this array; shape (n_local,).
-    locals_: Integers
+    locals_: Indices
     #: Place of the coordinate above; -1 for a root; shape (n_local,).
-    parent: Integers
+    parent: Indices
     #: 0 for a root; shape (n_local,).
-    level: Integers
+    level: Indices
 
     @property
     def n_globals(self) -> int:
@@ -84,7 +83,7 @@ class Forest:
         return int(self.level.max(initial=-1)) + 1
 
     @functools.cached_property
-    def path(self) -> Integers:
+    def path(self) -> Indices:
         """Places from the root to each local coordinate, (n_local, n_levels); itself again beyond its end."""
         result = np.empty((self.n_local, self.n_levels), dtype=np.intp)
         for at in self.at_level:
@@ -96,12 +95,12 @@ class Forest:
         return result
 
     @functools.cached_property
-    def at_level(self) -> tuple[Integers, ...]:
+    def at_level(self) -> tuple[Indices, ...]:
         """Places of the coordinates of each level."""
         return tuple(np.flatnonzero(self.level == level) for level in range(self.n_levels))
 
     @functools.cached_property
-    def children(self) -> tuple[tuple[Integers, Integers, Integers], ...]:
+    def children(self) -> tuple[tuple[Indices, Indices, Indices], ...]:
         """For each level: an order in which siblings are neighbours, their parents, and where each family begins."""
         result = []
         for at in self.at_level:
@@ -110,7 +109,7 @@ class Forest:
         return tuple(result)
 
     @functools.cached_property
-    def block(self) -> Integers:
+    def block(self) -> Indices:
         """Number of the tree of each local coordinate, (n_local,)."""
         roots = self.path[:, 0] if self.n_levels else np.empty(0, dtype=np.intp)
         return np.unique(roots, return_inverse=True)[1].astype(np.intp)
@@ -153,7 +152,7 @@ def find_forest(pattern: Pattern | None, n_dim: int, variables: tuple[slice, ...
     raise NoForest(Reason.NO_FOREST, reasons[-1][1] if reasons else _too_many(fewest, n_dim))
 
 
-def _by_size(graph: sparse.csr_array, variables: Sequence[slice]) -> Iterator[Integers]:
+def _by_size(graph: sparse.csr_array, variables: Sequence[slice]) -> Iterator[Indices]:
     """Take the variables of at most so many elements as the globals, for each number of elements."""
     sizes = np.array([v.stop - v.start for v in variables], dtype=np.intp)
     for most in np.unique(sizes)[:-1]:
@@ -177,7 +176,7 @@ def _too_many(n_globals: int, n_dim: int) -> str:
     return f"{n_globals:,} coordinates ({which}) would be global, and at most {MOST_GLOBALS} can be"
 
 
-def _grown(graph: sparse.csr_array, labels: Integers) -> Forest:
+def _grown(graph: sparse.csr_array, labels: Indices) -> Forest:
     """Return the forest beside these globals (negative labels); raise NoForest where it is too deep or wide."""
     inside = np.flatnonzero(labels >= 0)
     widest = int(np.bincount(labels[inside]).max())
@@ -197,7 +196,7 @@ def _grown(graph: sparse.csr_array, labels: Integers) -> Forest:
     raise NoForest(Reason.NO_FOREST, said)
 
 
-def _roots(links: sparse.csr_array, component: Integers) -> Integers:
+def _roots(links: sparse.csr_array, component: Indices) -> Indices:
     """Return a central vertex of each connected component, in the order of their numbers.
 
     Leaves are peeled off again and again: the last to go is the centre of a tree. Where something is left that has no
@@ -321,7 +320,7 @@ class SomeBlocks:
     #: Of these alone, with all globals.
     forest: Forest
     #: Where their coordinates are among all local ones.
-    places: Integers | slice
+    places: Indices | slice
     #: Which they are.
     blocks: slice
     #: From globals, (n, p), and their local coordinates, (n, n_nodes, n_places), to the term of the globals, (n,),
@@ -411,7 +410,7 @@ class TermsByRows:
         return SomeBlocks(forest, at, slice(first, last), terms)
 
 
-def sub_forest(forest: Forest, places: Integers) -> Forest:
+def sub_forest(forest: Forest, places: Indices) -> Forest:
     """Return the forest of some whole trees."""
     parent = forest.parent[places]
     inner = np.where(parent < 0, -1, np.searchsorted(places, parent))
@@ -452,19 +451,19 @@ class Centres(Batch):
         factor = np.zeros((forest.n_levels, forest.n_local, n))
         return cls(np.empty((forest.n_local, n)).T, factor.transpose(2, 1, 0))
 
-    def put(self, rows: slice, places: NDArray[np.intp] | slice, other: "Centres") -> None:
+    def put(self, rows: slice, places: Indices | slice, other: "Centres") -> None:
         """Put those of some trees at some draws in their place."""
         self.mean[rows, places] = other.mean
         self.factor[rows, places, : other.factor.shape[2]] = other.factor
 
-    def replaced(self, rows: NDArray[np.integer], new: "Centres", places: NDArray[np.bool_]) -> "Centres":
+    def replaced(self, rows: NDArray[np.integer], new: "Centres", places: Bools) -> "Centres":
         """Return a copy with some of those of some draws replaced: where ``places``, (n_rows, n_local), says so."""
         mean, factor = self.mean.copy(), self.factor.copy()
         mean[rows] = np.where(places, new.mean, mean[rows])
         factor[rows] = np.where(places[..., None], new.factor, factor[rows])
         return Centres(mean, factor)
 
-    def of(self, places: NDArray[np.intp] | slice, n_levels: int) -> "Centres":
+    def of(self, places: Indices | slice, n_levels: int) -> "Centres":
         """Return those of some trees, with paths of at most ``n_levels`` coordinates."""
         return Centres(self.mean[:, places], self.factor[:, places, :n_levels])
 
@@ -523,7 +522,7 @@ class Shape:
         mean, skew, peak = (np.zeros(shape).T for _ in range(3))
         return cls(mean, cov.transpose(3, 2, 0, 1), skew, peak, np.ones(shape).T)
 
-    def put(self, rows: slice, places: NDArray[np.intp] | slice, other: "Shape") -> None:
+    def put(self, rows: slice, places: Indices | slice, other: "Shape") -> None:
         """Put the moments of some trees at some draws in their place."""
         depth = other.cov.shape[-1]
         self.cov[rows, places, :depth, :depth] = other.cov
@@ -549,7 +548,7 @@ class Shape:
         return values[..., 0], values[..., -1]
 
 
-def far_off(mean: Array, variance: Array) -> NDArray[np.bool_]:
+def far_off(mean: Array, variance: Array) -> Bools:
     """Tell where the nodes see one flank, or all of the mass is at one of them."""
     return (variance < LEAST) | (variance > _MOST) | (np.abs(mean) > _FARTHEST)
 
@@ -770,7 +769,7 @@ def _parabola(rule: PathRule, table: Array, weights: Array) -> tuple[Array, Arra
     return x1 + np.clip(step, -_LONGEST, _LONGEST), np.maximum(width, 1e-150)
 
 
-def blocks_off_centre(forest: Forest, shape: Shape, rule: PathRule, of_blocks: Array) -> NDArray[np.bool_]:
+def blocks_off_centre(forest: Forest, shape: Shape, rule: PathRule, of_blocks: Array) -> Bools:
     """Tell which blocks of which draws have nodes about the wrong centres, (n, n_blocks)."""
     far, least, most = rule.limits
     low, high = shape.variances()

@@ -18,14 +18,12 @@ from typing import NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.importance import effective_size
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import Reason, Refused
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.marginal.pooled import (
     LEAST_TAIL,
     MOST_KHAT,
@@ -61,8 +59,8 @@ class Ratios:
     """The map between globals and what is divided."""
 
     #: Which of the globals are divided, by the exponentials of which, over their values where nothing changes; (k,).
-    at: NDArray[np.intp]
-    by: NDArray[np.intp]
+    at: Indices
+    by: Indices
     centre: Array
 
     @classmethod
@@ -161,20 +159,20 @@ class Climbs:
         self._rescale(every)
         self._forget(every)
 
-    def _look(self, rows: NDArray[np.intp]) -> None:
+    def _look(self, rows: Indices) -> None:
         """Take gradients, and minus the second derivatives by single coordinates, by differences."""
         apart = _SPACING * self.scale[rows]
         below, above = self._ends(rows, apart)
         self._slope[rows] = (above - below) / (2.0 * apart)
         self._bend[rows] = (2.0 * self.value[rows, None] - below - above) / apart**2
 
-    def _ends(self, rows: NDArray[np.intp], apart: Array) -> tuple[Array, Array]:
+    def _ends(self, rows: Indices, apart: Array) -> tuple[Array, Array]:
         """Return values so far below and above, coordinate by coordinate, (n, p) each."""
         moves = np.concatenate([sign * apart[:, :, None] * np.eye(apart.shape[1]) for sign in (-1.0, 1.0)], axis=1)
         below, above = np.split(self._values(rows, moves), 2, axis=1)
         return below, above
 
-    def _values(self, rows: NDArray[np.intp], moves: Array) -> Array:
+    def _values(self, rows: Indices, moves: Array) -> Array:
         """Return values at moves from where some are, (n, m), with numbers far below another one for what is none."""
         n, m, p = moves.shape
         values = self._function((self.at[rows, None] + moves).reshape(-1, p)).reshape(n, m)
@@ -182,19 +180,19 @@ class Climbs:
         lowest = np.minimum(values.min(axis=1), self.value[rows])[:, None]
         return np.where(np.isfinite(values), values, lowest - 10.0)
 
-    def _rescale(self, rows: NDArray[np.intp]) -> None:
+    def _rescale(self, rows: Indices) -> None:
         self.scale[rows] = np.maximum(1.0 / np.sqrt(np.maximum(self._bend[rows], 1.0 / _LARGEST**2)), _LEAST)
 
-    def _forget(self, rows: NDArray[np.intp]) -> None:
+    def _forget(self, rows: Indices) -> None:
         variances = self.is_free / np.maximum(self._bend, (_FLAT / self.scale) ** 2)
         self.inverse[rows] = np.eye(self.at.shape[1]) * variances[rows, :, None]
 
-    def newton_steps(self, rows: NDArray[np.intp]) -> tuple[Array, Array]:
+    def newton_steps(self, rows: Indices) -> tuple[Array, Array]:
         """Return steps to where the function would be highest if it were quadratic, and the nats that they promise."""
         steps = np.einsum("kij,kj->ki", self.inverse[rows], self._slope[rows])
         return steps, 0.5 * np.einsum("ki,ki->k", self._slope[rows], steps)
 
-    def go_up(self, most: int, left: NDArray[np.intp]) -> None:
+    def go_up(self, most: int, left: Indices) -> None:
         """Take steps from where some are until they promise little."""
         for _ in range(most):
             direction, rise = self.newton_steps(left)
@@ -222,7 +220,7 @@ class Climbs:
             self._rescale(up)
             self._forget(narrow)
 
-    def curvatures(self, rows: NDArray[np.intp]) -> Array:
+    def curvatures(self, rows: Indices) -> Array:
         """Return the inverses of minus the second derivatives, by single coordinates and pairs, (n, p, p)."""
         k, p = len(rows), self.at.shape[1]
         scale, value = self.scale[rows], self.value[rows, None]
@@ -420,10 +418,10 @@ class OutsideDraws(WeightedValues):
     #: Of the proposals that are not from farther out; shape (n,).
     log_near: Array
     #: Which values are from farther out; shape (n,).
-    is_wide: NDArray[np.bool_]
+    is_wide: Bools
     #: Of all values, those that are left out among them, and which are not.
     parts: Sequence[Pairs]
-    has_fit: NDArray[np.bool_]
+    has_fit: Bools
     #: Values without a fit, (n_lost, p).
     without_fit: Array
 
@@ -664,10 +662,10 @@ class Sampler:
             return [*modes]
         kept = [*(modes or found[:1])]
         for mode in found:  # those that are apart from these and each other
-            if _is_apart(mode.at, kept):  # along a ridge, a climb may end too early
-                mode = find_modes(self._inside.log_m, mode.at[None], np.sqrt(np.diag(mode.cov)), mode.cov)[0]
-            is_new = all(_is_apart(mode.at, [one]) or _is_apart(one.at, [mode]) for one in kept)
-            kept += [mode] if is_new else []
+            again = [mode]
+            if _is_apart(mode.at, kept):  # along a ridge, a climb may end too early; or where there is no fit from here
+                again = find_modes(self._inside.log_m, mode.at[None], np.sqrt(np.diag(mode.cov)), mode.cov)
+            kept += [new for new in again if all(_is_apart(new.at, [k]) or _is_apart(k.at, [new]) for k in kept)]
         masses = self._inside.log_m(np.array([mode.at for mode in kept]))
         masses = masses + [0.5 * np.linalg.slogdet(mode.cov)[1] for mode in kept]
         return [kept[k] for k in np.argsort(-masses, kind="stable") if masses[k] > masses.max() - _LOWEST]

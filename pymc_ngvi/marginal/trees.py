@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
 from pymc_ngvi.core.importance import khat_error
 from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.core.verdict import Condition, PoolVerdict, beyond_reach, few_draws, heavy_tail
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.integral import N_COMPARED, NothingInside, TreeIntegral, TreePairs
@@ -239,7 +238,7 @@ def draw_effects(
     skewness: Array,
     shifts: Array,
     choices: Array,
-    of_draw: NDArray[np.intp],
+    of_draw: Indices,
     k: int,
 ) -> Array:
     """Draw local coordinates, (n, n_local), from ``k`` candidates."""
@@ -313,7 +312,7 @@ def weights_of(
     return z, local, [np.where(np.isfinite(w), w, 1.0 / k) for w in weights]
 
 
-def _chosen(forest: Forest, tables: list[Array], z: Array, choices: Array, of_draw: NDArray[np.intp]) -> Array:
+def _chosen(forest: Forest, tables: list[Array], z: Array, choices: Array, of_draw: Indices) -> Array:
     """Choose standardised coordinates, (n_draws, n_local)."""
     n, k, n_local = z.shape
     one_each = np.array_equal(of_draw, np.arange(n))
@@ -540,21 +539,19 @@ class IntegratedTrees(GivenGlobals):
         """Return what to pickle: not what is known of larger pools."""
         return {name: value for name, value in vars(self).items() if name != "_known"}
 
-    def draw(
-        self, state: PoolState, pool: Pool, order: NDArray[np.intp], uniform: list[Array]
-    ) -> tuple[NDArray[np.intp], Array]:
+    def draw(self, state: PoolState, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
         """Return rows of the pool, and local coordinates from their conditionals."""
         weights = state.weights if pool is state.pool else pool.weights()[0]
         rows = order[picked(weights[order], uniform[0])]
         return rows, self._locals(pool.g, rows, uniform[1:])
 
-    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
+    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
         """Return the pool, with a draw of the local coordinates at each."""
         rows = np.flatnonzero(np.isfinite(pool.log_ratio))
         uniform = list(rng.random((2, len(rows), self.forest.n_local)))
         return rows, self._locals(pool.g, rows, uniform), pool.log_ratio[rows]
 
-    def _locals(self, g: Array, rows: NDArray[np.intp], uniform: Sequence[Array]) -> Array:
+    def _locals(self, g: Array, rows: Indices, uniform: Sequence[Array]) -> Array:
         """Return local coordinates for some rows of globals, (n, n_local), from uniform numbers of that shape."""
         quadrature, forest = self.quadrature, self.forest
         result = np.empty((len(rows), forest.n_local))
@@ -603,7 +600,7 @@ class IntegratedTrees(GivenGlobals):
         of_locals = self._weights @ centres.mean
         return of_locals, np.sqrt(self._weights @ (centres.variance() + (centres.mean - of_locals) ** 2))
 
-    def cov_block(self, state: PoolState, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, state: PoolState, index: Indices) -> Array:
         """Return the covariance of some coordinates, about the mean of all of them."""
         forest, weights = self.forest, self._weights
         place = np.full(forest.n_dim, -1, dtype=np.intp)

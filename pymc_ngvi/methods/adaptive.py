@@ -11,8 +11,6 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.sizes import ASSESSMENT, MAX_DENSE_DIM
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
@@ -22,6 +20,7 @@ from pymc_ngvi.core.types import (
     BaseDraws,
     Density,
     Evaluation,
+    Indices,
     MatrixHessian,
     MeanHessian,
     PatternHessian,
@@ -53,7 +52,7 @@ class Conditioned:
     A fit of it is one of the conditional posterior, by any family, in the coordinates of the whole.
     """
 
-    def __init__(self, target: Density, index: NDArray[np.intp], point: Array, sd: Array) -> None:
+    def __init__(self, target: Density, index: Indices, point: Array, sd: Array) -> None:
         self._target, self._index, self._point, self._sd = target, index, point, sd
         self.n_dim = target.n_dim
 
@@ -123,19 +122,19 @@ class Tools(NamedTuple):
     fresh: BaseDraws
 
 
-def lost_scales(target: Density, q: AnyGaussian) -> list[NDArray[np.intp]]:
+def lost_scales(target: Density, q: AnyGaussian) -> list[Indices]:
     """Return the coordinates of scales that follow q instead of the data, those in one array to be moved together.
 
     It takes one Hessian, and none for a target that does not tell which coordinates are logarithms of positive
     variables.
     """
-    positive: Sequence[NDArray[np.intp]] = getattr(target, "positive", ())
+    positive: Sequence[Indices] = getattr(target, "positive", ())
     if not positive or not target.has_hessian:
         return []
     hessian = target.mean_hessian(q.mean()[None])
     if hessian.pattern is None and q.n_dim > MAX_DENSE_DIM:
         return []
-    own, groups = -hessian.diagonal(), list[NDArray[np.intp]]()
+    own, groups = -hessian.diagonal(), list[Indices]()
     for index in (i for i in positive if len(i) <= _MANY):
         unit = np.zeros((len(index), q.n_dim))
         unit[np.arange(len(index)), index] = 1.0
@@ -162,7 +161,7 @@ def recovered(tools: Tools, q: AnyGaussian) -> AnyGaussian | None:
 
 
 def _climb(
-    tools: Tools, q: AnyGaussian, best: Evaluation, index: NDArray[np.intp], stride: float
+    tools: Tools, q: AnyGaussian, best: Evaluation, index: Indices, stride: float
 ) -> tuple[AnyGaussian, Evaluation]:
     """Move some scales by strides for as long as the ELBO rises on draws that the others were not fitted to."""
     origin, sd = q.mean()[index], q.sd()[index]
@@ -345,7 +344,7 @@ class Growth:
         first = sd if self.first is None else self.first
         return replace(self, n=n, first=first, looks=(*self.looks, sd)[-_N_LOOKS:])
 
-    def coordinates(self) -> NDArray[np.intp]:
+    def coordinates(self) -> Indices:
         """Return the coordinates whose standard deviations keep growing, those that grew most first."""
         grown = self.grown()
         return np.argsort(-grown)[: np.count_nonzero(grown)]

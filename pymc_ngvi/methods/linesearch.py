@@ -13,8 +13,6 @@ from typing import cast
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.status import Elbo, Status
@@ -25,6 +23,7 @@ from pymc_ngvi.core.types import (
     Bends,
     BentRowsTarget,
     Evaluation,
+    Indices,
     RowRules,
     RowsTarget,
     Target,
@@ -82,7 +81,7 @@ class Newton:
     #: Whitened by it.
     moments: Moments
     #: That are not quadratic; shape (n,).
-    rows: NDArray[np.intp]
+    rows: Indices
     #: Directions of their predictors; shape (n, n_dim).
     whitened: Array
     #: Of all rows; shape (n_rows,).

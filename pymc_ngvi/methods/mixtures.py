@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import entr
 
 from pymc_ngvi.core.climbs import ascend
@@ -31,6 +30,7 @@ from pymc_ngvi.core.types import (
     Density,
     Evaluation,
     GaussianState,
+    Indices,
     MeanHessian,
     Outer,
     StepRule,
@@ -237,7 +237,7 @@ def modes(
 
 def distinct[Q: GaussianState](
     ends: Array, logp: Array, make: Callable[[int], Q | None], most: int
-) -> tuple[list[tuple[int, Q]], NDArray[np.intp]]:
+) -> tuple[list[tuple[int, Q]], Indices]:
     """Return the ends that no higher one is near, with Gaussians about them, and which of them each end is."""
     found, which = list[tuple[int, Q]](), np.full(len(ends), -1)
     for i in np.argsort(-logp)[: np.isfinite(logp).sum()]:
@@ -302,7 +302,7 @@ def addition(
     return None
 
 
-def _candidates(q: MixtureState, rng: np.random.Generator) -> tuple[Array, NDArray[np.intp]]:
+def _candidates(q: MixtureState, rng: np.random.Generator) -> tuple[Array, Indices]:
     """Return draws of q and of wider versions of it, with the component of each."""
     thetas, parents = [], []
     for inflation in _INFLATIONS:
@@ -534,7 +534,7 @@ def without_idle(q: MixtureState, evaluation: MixtureEvaluation, tol: float) -> 
     return kept
 
 
-def _rewards(q: MixtureState, evaluation: MixtureEvaluation, which: NDArray[np.intp]) -> Array:
+def _rewards(q: MixtureState, evaluation: MixtureEvaluation, which: Indices) -> Array:
     """Return the rewards of components that are some of those that were evaluated, in another mixture."""
     ratios = [evaluation.log_p[i] - q.log_density(evaluation.parts[i].theta) for i in which]
     return np.array([np.nanmean(r) if np.isfinite(r).any() else -np.inf for r in ratios])

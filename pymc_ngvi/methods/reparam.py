@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core import linalg
@@ -19,9 +18,11 @@ from pymc_ngvi.core.draws import MAX_SOBOL_DIM, normals_at, sobol_points
 from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.types import (
     Array,
+    Bools,
     CountedElsewhere,
     Expectation,
     GaussianState,
+    Indices,
     Later,
     MatrixHessian,
     MeanHessian,
@@ -73,7 +74,7 @@ class Blocks:
         """Return the sum over each block, (n_draws, n_blocks)."""
         return local if self.width == 1 else np.add.reduceat(local, self.starts, axis=1)
 
-    def all_of(self, local: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def all_of(self, local: Bools) -> Bools:
         """Tell of which blocks something holds throughout, (n_draws, n_blocks)."""
         return np.logical_and.reduceat(local, self.starts, axis=1)
 
@@ -98,12 +99,12 @@ class Blocks:
         """Return the sums of absolute values in each row, (n_draws, n_local)."""
         return np.asarray((self._touches @ np.abs(matrices[:, self.places]).T).T)
 
-    def where(self, which: NDArray[np.bool_], matrices: Array, others: Array | float) -> Array:
+    def where(self, which: Bools, matrices: Array, others: Array | float) -> Array:
         """Return matrices in some blocks, (n_draws, n_blocks), and others elsewhere."""
         return np.where(which[:, self.block_of[self.fronts.columns]], matrices, others)
 
 
-def factors_of(blocks: Blocks, precisions: Array, *, raised: bool) -> tuple[SparseCholesky, NDArray[np.bool_]]:
+def factors_of(blocks: Blocks, precisions: Array, *, raised: bool) -> tuple[SparseCholesky, Bools]:
     """Factor precisions; NaN in blocks that are not positive definite, or, if raised, a diagonal that is larger."""
     at = blocks.fronts.diagonal
     with np.errstate(all="ignore"):
@@ -151,7 +152,7 @@ class Modes:
     #: Of minus the Hessian there.
     factor: SparseCholesky
     #: The draws for which all modes were found; shape (n_draws,).
-    found: NDArray[np.bool_]
+    found: Bools
     #: Times that gradient and Hessian were evaluated, at all draws that were left.
     n_rounds: int
 
@@ -171,7 +172,7 @@ class _ModeSearch:
     step: Array
     fraction: Array  # of the step to be tried, by block
     length: Array  # of the whitened gradient, by block
-    found: NDArray[np.bool_]  # by block
+    found: Bools  # by block
 
 
 def find_modes(guide: GuideFunctions, blocks: Blocks, theta: Array) -> Modes:
@@ -202,9 +203,7 @@ def _evaluate(guide: GuideFunctions, blocks: Blocks, theta: Array) -> tuple[Arra
     return gradient[::width, blocks.coordinates], blocks.matrices(-products.reshape(n_draws, width, theta.shape[1]))
 
 
-def _advance(
-    guide: GuideFunctions, blocks: Blocks, theta: Array, search: _ModeSearch, active: NDArray[np.intp]
-) -> None:
+def _advance(guide: GuideFunctions, blocks: Blocks, theta: Array, search: _ModeSearch, active: Indices) -> None:
     """Try a step in all blocks of the active draws, and keep it in those where it did not go too far."""
     step, fraction = search.step[active], search.fraction[active]
     trial = theta[active]
@@ -224,7 +223,7 @@ def _advance(
     _prepare(blocks, search, active, ~kept)
 
 
-def _prepare(blocks: Blocks, search: _ModeSearch, active: NDArray[np.intp], refused: NDArray[np.bool_]) -> None:
+def _prepare(blocks: Blocks, search: _ModeSearch, active: Indices, refused: Bools) -> None:
     """Find the next step of each block, and whether it needs none."""
     factor, definite = factors_of(blocks, search.precisions[active], raised=True)
     whitened = transposed_times(factor, search.slope[active])
@@ -625,7 +624,7 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
 
         return found._replace(value=found.value + prior, grad=grad, hessian=Later(None, with_prior))
 
-    def directions(self, rows: NDArray[np.intp]) -> Array:
+    def directions(self, rows: Indices) -> Array:
         """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
         return self._rows.directions(rows)
 
@@ -710,7 +709,7 @@ class PushforwardState:
         """Return the covariance, dense."""
         return self.cov_block(np.arange(self.n_dim))
 
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index)); exact if the transform keeps them."""
         index = np.asarray(index)
         border = self._border
@@ -729,8 +728,8 @@ class PushforwardState:
     # --- pieces ---
 
     @property
-    def _border(self) -> NDArray[np.intp]:
-        border: NDArray[np.intp] = self.transform.structure.border
+    def _border(self) -> Indices:
+        border: Indices = self.transform.structure.border
         # More coordinates than draws tell apart: their sample moments are left as they are.
         return border if len(border) <= _SET_SIZE else border[:0]
 

@@ -20,8 +20,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
 from pymc_ngvi.core.sizes import ASSESSMENT
 from pymc_ngvi.core.status import Status
@@ -33,6 +31,7 @@ from pymc_ngvi.core.types import (
     Density,
     Evaluation,
     FittedState,
+    Indices,
     RuleState,
     StepRule,
     Target,
@@ -696,7 +695,7 @@ _LOWEST = -1e200
 
 
 def has_diverged(
-    q: AnyGaussian, evaluation: Evaluation, units: NDArray[np.intp], first_elbo: float, *, on_batches: bool = False
+    q: AnyGaussian, evaluation: Evaluation, units: Indices, first_elbo: float, *, on_batches: bool = False
 ) -> bool:
     """Tell whether a fit ended far below its start.
 

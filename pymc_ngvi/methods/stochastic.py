@@ -14,20 +14,11 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.draws import BASE_DRAWS, N_REPLICATES, sobol_draws
 from pymc_ngvi.core.sizes import seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import (
-    Array,
-    Assessment,
-    BaseDraws,
-    Evaluation,
-    StepRule,
-    Target,
-)
+from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, Indices, StepRule, Target
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import (
     Direction,
@@ -425,9 +416,7 @@ class Stochastic[M](StepRule[AnyGaussian, StochasticState[M]]):
 _PART = 0.25
 
 
-def on_passes(
-    target: Target, q: AnyGaussian, rng: np.random.Generator
-) -> tuple[Measured, Evaluation, NDArray[np.intp]] | None:
+def on_passes(target: Target, q: AnyGaussian, rng: np.random.Generator) -> tuple[Measured, Evaluation, Indices] | None:
     """Evaluate a state on all of the data, where that is affordable.
 
     Returns
@@ -455,7 +444,7 @@ def on_batches(target: Target, q: AnyGaussian, base: BaseDraws, rng: np.random.G
     return _by_replicate(q, base, evaluate)
 
 
-def replicates(base: BaseDraws) -> NDArray[np.intp]:
+def replicates(base: BaseDraws) -> Indices:
     """Return the rows of each replicate, (n_replicates, n_draws / n_replicates)."""
     return np.arange(base.n_draws).reshape(base.n_replicates, -1)
 

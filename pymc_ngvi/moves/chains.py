@@ -13,13 +13,11 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.climbs import MOST_STEPS, ascend, tops
 from pymc_ngvi.core.importance import Estimate, Side, bridge
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.types import Array, GaussianState, HasGradient, base_draws_of
+from pymc_ngvi.core.types import Array, Bools, GaussianState, HasGradient, Indices, base_draws_of
 
 # --- coordinates in which chains move: whitened by a Gaussian, then by what the chains have seen ---
 
@@ -141,7 +139,7 @@ class PhasePoints(Batch):
     slope: Array
 
     @property
-    def finite(self) -> NDArray[np.bool_]:
+    def finite(self) -> Bools:
         """Where log p and its gradient are finite."""
         return np.isfinite(self.logp) & np.isfinite(self.slope).all(axis=1)
 
@@ -151,7 +149,7 @@ class Arrived(NamedTuple):
 
     points: PhasePoints
     probability: Array
-    diverged: NDArray[np.bool_]
+    diverged: Bools
 
 
 #: Told the number of the step, where points are on their trajectories, and the probabilities of stopping there.
@@ -275,7 +273,7 @@ class Basins:
         """Return how many there are."""
         return len(self.modes)
 
-    def labels(self, x: Array) -> NDArray[np.intp]:
+    def labels(self, x: Array) -> Indices:
         """Return the basin of each point, (n_points,)."""
         result, clear = self.explained(x)
         unclear = np.flatnonzero(~clear)
@@ -283,11 +281,11 @@ class Basins:
             result[unclear] = _nearest(self.modes, self.climbs.ends(x[unclear])[0])
         return result
 
-    def inside(self, number: int, x: Array) -> NDArray[np.bool_]:
+    def inside(self, number: int, x: Array) -> Bools:
         """Tell which points are in a basin."""
         return self.labels(x) == number
 
-    def explained(self, x: Array) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    def explained(self, x: Array) -> tuple[Indices, Bools]:
         """Return which Gaussian explains each point best, and whether that is clear."""
         d = x.shape[1]
         with np.errstate(invalid="ignore", over="ignore"):
@@ -326,7 +324,7 @@ def basins_among(climbs: Climbs, x: Array) -> Basins | None:
     return basins if (best[clear] == now[clear]).all() else None
 
 
-def _nearest(modes: Array, ends: Array) -> NDArray[np.intp]:
+def _nearest(modes: Array, ends: Array) -> Indices:
     return np.argmin([np.sum((ends - mode) ** 2, axis=1) for mode in modes], axis=0)
 
 
@@ -359,7 +357,7 @@ def log_mass(
 
     is_even = np.arange(x.shape[1]) // (x.shape[1] // n_starts) % 2 == 0
 
-    def by(half: NDArray[np.bool_]) -> Estimate:
+    def by(half: Bools) -> Estimate:
         gaussian, of_half = coordinates.refitted(x[:, ~half].reshape(-1, x.shape[2]), 0.5 * size), x[:, half]
         proposed = gaussian.draws(rng.standard_normal((_N_DRAWS, gaussian.n_dim)))
         with np.errstate(all="ignore"):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from pymc_ngvi.core.climbs import MOST_STEPS
@@ -21,7 +20,7 @@ from pymc_ngvi.core.importance import Estimate
 from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, GaussianState, HasGradient
+from pymc_ngvi.core.types import Array, Bools, GaussianState, HasGradient, Indices
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, beyond_reach, few_draws, heavy_tail
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.pooled import AllDrawn, Pool, PoolState
@@ -238,7 +237,7 @@ class MovedDraws(AllDrawn):
         return np.repeat(modes, n_chains // len(modes)) * len(modes) / n_chains
 
     @property
-    def modes(self) -> NDArray[np.intp]:
+    def modes(self) -> Indices:
         """Which mode each chain is in, (n_chains,)."""
         return np.repeat(np.arange(self.checks.n_modes), self.x.shape[1] // self.checks.n_modes)
 
@@ -358,7 +357,7 @@ class Chains:
         coordinates: ChainCoordinates,
         x: Array,
         rng: np.random.Generator,
-        inside: Callable[[Array], NDArray[np.bool_]] | None = None,
+        inside: Callable[[Array], Bools] | None = None,
     ) -> None:
         self._target, self._rng, self._inside = target, rng, inside
         self.coordinates = coordinates
@@ -414,9 +413,7 @@ class Chains:
         counted = usual if usual.any() else ~usual
         return float(probability[counted].mean()), float(diverged[counted].mean())
 
-    def _move(
-        self, n_steps: int, size: float | Array, watch: "_Distances | None" = None
-    ) -> tuple[Array, NDArray[np.bool_]]:
+    def _move(self, n_steps: int, size: float | Array, watch: "_Distances | None" = None) -> tuple[Array, Bools]:
         momenta = self._rng.standard_normal(self._points.x.shape)
         before = self._points
         self._points, probability, diverged = trajectory(
@@ -430,7 +427,7 @@ class Chains:
             self._n_left += len(left)
         return probability, diverged
 
-    def join(self, stuck: NDArray[np.intp], n_starts: int) -> None:
+    def join(self, stuck: Indices, n_starts: int) -> None:
         """Let chains that do not move go on from where others are that began at the same point, if these do."""
         each, rows = self.n_chains // n_starts, np.arange(self.n_chains)
         for chain in stuck.tolist():
@@ -493,7 +490,7 @@ def starts_of(
     fits: Sequence[GaussianState | ChainCoordinates],
     n: int,
     rng: np.random.Generator,
-    inside: Callable[[Array], NDArray[np.bool_]] | None = None,
+    inside: Callable[[Array], Bools] | None = None,
 ) -> Array | None:
     """Return points far out from fits, which take turns, (n, n_dim); None where log p is finite at too few."""
     x = np.full((n, fits[0].n_dim), np.nan)
@@ -620,7 +617,7 @@ def _memory(scores: Array) -> Array:
     return result
 
 
-def is_far(logp: Array) -> NDArray[np.bool_]:
+def is_far(logp: Array) -> Bools:
     """Tell which draws, (n_draws, n_chains), have a log p so low that they can be none of the posterior."""
     low, middle = np.quantile(logp, [_LOW, 0.5])
     return logp < middle - _FARTHEST * (middle - low)
@@ -738,16 +735,18 @@ def moved_until_arrived(
     if starts is None:
         return None
     x, counted = np.repeat(starts, n_chains // N_STARTS, axis=0), Counted(target)
-    whole = moving = _Moving(counted, [Chains(counted, ChainCoordinates.of(fits[0]), x, rng)])
+    joint = Chains(counted, ChainCoordinates.of(fits[0]), x, rng)
+    moving = _Moving(counted, [joint])
     may_part, n_modes = True, 1
     while True:
-        ended = None
         moving.advance()
         # In the first round, chains begin far out.
-        if moving.outflow > (MOST_OUTFLOW if moving.n_done > 1 else _FIRST_OUTFLOW):  # these are no basins
-            moving, may_part, n_modes = whole, False, 1
-        if moving.n_done > _UNJUDGED:
-            ended = _ended(moving, counted, quantities, label, rng)
+        if moving.outflow > (MOST_OUTFLOW if moving.n_done > 1 else _FIRST_OUTFLOW):
+            # These are no basins: some chains of each go on together.
+            x = moving.rounds[-1].x[-1, :: len(moving.chains)]
+            moving, may_part, n_modes = _Moving(counted, [Chains(counted, joint.coordinates, x, rng)]), False, 1
+            continue
+        ended = _ended(moving, counted, quantities, label, rng) if moving.n_done > _UNJUDGED else None
         n_needed = counted.n * moving.times_to_arrive(None if ended is None else ended.checks.rhat)
         goes_on = may_need(moving.n_next, n_needed) and may_go_on(counted.n + moving.n_next)
         if ended is not None or not goes_on:
@@ -755,7 +754,6 @@ def moved_until_arrived(
             is_apart = may_part and any(are_apart(part.x) for part in moving.parts(moving.rounds[-1]))
             # Climbs begin at all chains, in the first and in the last iteration of a round.
             if is_apart and may_go_on(counted.n + 2 * MOST_STEPS * moving.rounds[-1].x.shape[1]):
-                [joint] = whole.chains
                 basins = basins_among(Climbs(counted, joint.coordinates, joint.step), moving.rounds[-1].x)
                 n_modes = 1 if basins is None else len(basins)
                 if basins is not None and n_modes > len(moving.chains):

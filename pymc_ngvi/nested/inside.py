@@ -9,15 +9,13 @@ from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import Reason
 from pymc_ngvi.core.sizes import AT_ONCE, STREAMED
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, GaussianState, RowRules
+from pymc_ngvi.core.types import Array, Bools, GaussianState, Indices, RowRules
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.sparse import Factors, Precisions
 from pymc_ngvi.marginal.pooled import by_neighbours, effective_size_of, picked, smoothed_weights
@@ -93,7 +91,7 @@ class Marginal(Protocol):
     def begin_draws(self, top: Array, scale: Array) -> None:
         """Prepare for draws about the highest value so far, (p,), with units of distances between values, (p,)."""
 
-    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[NDArray[np.intp], Drawn]]:
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[Indices, Drawn]]:
         """Yield draws made of standard normals, (n, n_dim, n_draws), at those values where there is a Gaussian."""
 
 
@@ -117,15 +115,13 @@ _MOST_STEPS, _MOST_FROM_FAR, _SIZES = 15, 60, (1.0, 0.4, 0.15, 0.05, 0.015)
 #: step raises.
 SOLVED, LEFT = 1e-3, 0.1
 
-type Which = NDArray[np.intp]
-
 
 @dataclass(frozen=True, eq=False)
 class ManyGaussians(Batch):
     """Gaussians that were fitted."""
 
     #: Of the hyperparameters that were asked for, those where there is one; shape (n,).
-    which: Which
+    which: Indices
     #: There.
     rows: ManyRows
     #: shape (n, n_dim).
@@ -197,7 +193,7 @@ class ManyFitter:
             yield from self._climb(rows, state, there, left, -np.inf, _MOST_FROM_FAR, adapt=True)
 
     def _climb(
-        self, rows: ManyRows, state: _State, which: Which, left: float, top: float, most: int, *, adapt: bool = False
+        self, rows: ManyRows, state: _State, which: Indices, left: float, top: float, most: int, *, adapt: bool = False
     ) -> Iterator[ManyGaussians]:
         for _ in range(most):
             there, factors = self._factored(
@@ -225,7 +221,7 @@ class ManyFitter:
                 return
             state, which = new, which[go][rose]
 
-    def _factored(self, precision: Array, found: NDArray[np.bool_]) -> tuple[Which, Factors | None]:
+    def _factored(self, precision: Array, found: Bools) -> tuple[Indices, Factors | None]:
         """Return which of some precisions have factors, and these."""
         there = np.flatnonzero(found & np.isfinite(precision).all(axis=1))
         if not len(there):
@@ -253,9 +249,9 @@ class ManyFitter:
 
     def _stepped(
         self, rows: ManyRows, state: _State, factors: Factors, move: Array, *, adapt: bool
-    ) -> tuple[_State | None, Which]:
+    ) -> tuple[_State | None, Indices]:
         """Take a step from each that raises the ELBO, as large as may be; return where there is one."""
-        left, parts = np.arange(len(rows)), list[tuple[Which, _State]]()
+        left, parts = np.arange(len(rows)), list[tuple[Indices, _State]]()
         for size in _SIZES:
             if not len(left):
                 break
@@ -307,7 +303,7 @@ class Defence:
     """Directions in which draws are moved out, the same for all hyperparameters."""
 
     #: Of rows: a direction is that in which one of them changes most; shape (n,).
-    predictors: NDArray[np.intp]
+    predictors: Indices
     #: Whether it is moved up or down; shape (n,).
     signs: Array
     #: By which one of them is picked; they add up to 1; shape (n,).
@@ -331,13 +327,13 @@ class Defence:
         total = grows[most].sum()
         return cls(used[most % n], np.where(most < n, 1.0, -1.0), grows[most] / total if len(most) else np.empty(0))
 
-    def picked(self, n: int, n_draws: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    def picked(self, n: int, n_draws: int, rng: np.random.Generator) -> Indices:
         """Return in which directions draws are moved out at ``n`` values, (n, n_far)."""
         if not len(self.predictors):
             return np.empty((n, 0), dtype=np.intp)
         return rng.choice(len(self.predictors), (n, n_far_of(n_draws)), p=self.probabilities)
 
-    def moved(self, fits: ManyGaussians, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
+    def moved(self, fits: ManyGaussians, base: Array, picked: Indices) -> tuple[Array, Array]:
         """Return standard normals, (n, n_dim, n_draws), of which the last are moved out, and log q' - log q there.
 
         q' is the mixture of both kinds of draws; shape (n, n_draws).
@@ -359,7 +355,7 @@ class Defence:
         return moved, np.log1p(part * (ratio - 1.0))
 
 
-def _directions(fits: ManyGaussians, predictors: NDArray[np.intp]) -> Array:
+def _directions(fits: ManyGaussians, predictors: Indices) -> Array:
     """Return unit vectors of normals along which predictors change most, (n, n_dim, n_predictors); 0 for constants."""
     along = fits.factors.solve(fits.rows.maps.transposed_rows(predictors))
     norm = np.linalg.norm(along, axis=1, keepdims=True)
@@ -396,7 +392,7 @@ class WeightedPairs(WeightedValues, LatentPairs):
     """Weighted pairs of hyperparameters, in an order in which neighbours are near each other, and latent variables."""
 
     @classmethod
-    def of_modes(cls, parts: "Sequence[WeightedPairs]", own: Sequence[NDArray[np.bool_]]) -> "WeightedPairs":
+    def of_modes(cls, parts: "Sequence[WeightedPairs]", own: Sequence[Bools]) -> "WeightedPairs":
         """Return the pairs of several modes: of each those that are its own, (n, m), where most of the draws are."""
         rows = [is_own.mean(axis=1) > _MOST_OF_DRAWS for is_own in own]
         n, kept = sum(of.sum() for of in rows), []
@@ -408,7 +404,7 @@ class WeightedPairs(WeightedValues, LatentPairs):
             kept.append(replace(few, log_ratio=log_ratio, own_log_ratio=own_log_ratio, log_density=log_density))
         return cls.joined(kept)
 
-    def lost(self, own: NDArray[np.bool_]) -> float:
+    def lost(self, own: Bools) -> float:
         """Return the part of the weight of hyperparameters at which most draws are not those of the mode."""
         weights = normalised_weights(self.log_estimate - self.log_density)
         return float(weights[own.mean(axis=1) <= _MOST_OF_DRAWS].sum())
@@ -459,7 +455,7 @@ class WeightedPairs(WeightedValues, LatentPairs):
 
     # --- draws and moments ---
 
-    def pick(self, uniform: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def pick(self, uniform: Array) -> tuple[Indices, Indices]:
         """Return the pairs that uniform numbers pick by weight: the hyperparameters, and the draw given these."""
         rows = picked(self.of_pairs.ravel(), uniform)
         first, second = np.divmod(rows, self.log_ratio.shape[1])
@@ -566,7 +562,7 @@ class LatentMarginal:
     def _top(self) -> int:
         return int(np.argmax([one.value for one in self.known]))
 
-    def nearest(self, g: Array) -> Which:
+    def nearest(self, g: Array) -> Indices:
         """Return which of the fits that are known are nearest; where all is Gaussian, one is as good as another."""
         if self._given.is_quadratic:
             return np.zeros(len(g), dtype=np.intp)
@@ -574,8 +570,8 @@ class LatentMarginal:
         return np.einsum("nkp,nkp->nk", apart, apart).argmin(axis=1)
 
     def fits(
-        self, g: Array, starts: Sequence[Which | tuple[Array, Array]], left: float
-    ) -> Iterator[tuple[Which, ManyGaussians]]:
+        self, g: Array, starts: Sequence[Indices | tuple[Array, Array]], left: float
+    ) -> Iterator[tuple[Indices, ManyGaussians]]:
         """Yield fits at hyperparameters, (n, p), and where they are.
 
         They begin from known ones, or from means and standard deviations; where that fails, from the next of these.
@@ -642,7 +638,7 @@ class LatentMarginal:
         [(_, fit)] = self.fits(self.known[self._top].g[None], [highest], LEFT)
         self._defence = Defence.of(self._given, fit)
 
-    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[Which, Drawn]]:
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[Indices, Drawn]]:
         """Yield draws, the last of them moved out; see `Marginal`."""
         picked = self._defence.picked(len(g), base.shape[2], rng)
         for which, fits in self.fits(g, [self.nearest(g), np.full(len(g), self._top)], LEFT):

@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.messages import Reason, Refused, Unavailable, percent
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import Array, GaussianState, Indices
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, few_draws
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
@@ -239,14 +237,14 @@ class GaussianMarginal(Marginal):
     def begin_draws(self, top: Array, scale: Array) -> None:
         """Do nothing: nothing is known that draws begin from."""
 
-    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[NDArray[np.intp], Drawn]]:
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[Indices, Drawn]]:
         """Yield the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
         for which, mean, factors, log_m in self._fits(g):
             x = mean[:, :, None] + factors.solve(base[which], transposed=True)
             log_mixed = np.zeros((len(which), base.shape[2]))
             yield which, Drawn(log_m, x, log_m[:, None] + log_mixed, log_mixed)
 
-    def _fits(self, g: Array) -> Iterator[tuple[NDArray[np.intp], Array, Factors, Array]]:
+    def _fits(self, g: Array) -> Iterator[tuple[Indices, Array, Factors, Array]]:
         """Yield where there are Gaussians, their means, (n, n_dim), the factors of their precisions, and log m."""
         for start in range(0, len(g), self._size):
             part = g[start : start + self._size]
@@ -280,7 +278,7 @@ class Latents(GivenGlobals):
     kind = "nested"
     is_nested = True
 
-    def with_pool(self, globals_: NDArray[np.intp], locals_: NDArray[np.intp], gaussian: Any) -> PoolState:
+    def with_pool(self, globals_: Indices, locals_: Indices, gaussian: Any) -> PoolState:
         """Return the posterior, of these coordinates."""
         pairs = self.pairs
         pool = pool_of(pairs.g, pairs.log_marginal, pairs.log_density)
@@ -329,14 +327,12 @@ class Latents(GivenGlobals):
 
     # --- draws and moments ---
 
-    def draw(
-        self, state: PoolState, pool: Pool, order: NDArray[np.intp], uniform: list[Array]
-    ) -> tuple[NDArray[np.intp], Array]:
+    def draw(self, state: PoolState, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
         """Return values of the hyperparameters, and draws there; they are in order as they are, by neighbours."""
         first, second = self.pairs.pick(uniform[0])
         return first, self.pairs.latents[first, second]
 
-    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[NDArray[np.intp], Array, Array]:
+    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
         """Return the pairs."""
         weights = self.pairs.of_pairs
         first, second = np.nonzero(weights)
@@ -346,7 +342,7 @@ class Latents(GivenGlobals):
         """Return means and standard deviations of the latent variables."""
         return self.pairs.moments()
 
-    def cov_block(self, state: PoolState, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, state: PoolState, index: Indices) -> Array:
         """Return the covariance of some coordinates: correlations are those of the pairs."""
         place = np.empty(state.n_dim, dtype=np.intp)
         place[state.globals_] = np.arange(len(state.globals_))

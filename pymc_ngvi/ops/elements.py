@@ -25,16 +25,8 @@ from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.utils import _parse_gufunc_signature
 
 from pymc_ngvi.core.messages import NotApart, Reason, TooDenseError
-from pymc_ngvi.core.sparsity import (
-    Bools,
-    Dependence,
-    Ints,
-    Pairs,
-    RowKinds,
-    everything,
-    joined,
-    union,
-)
+from pymc_ngvi.core.sparsity import Dependence, Ints, Pairs, RowKinds, everything, joined, union
+from pymc_ngvi.core.types import Bools
 from pymc_ngvi.graphs.backends import performed, quickly, without_c
 from pymc_ngvi.graphs.programs import NAMES
 from pymc_ngvi.rows.programs import OPERATIONS, Operation

@@ -13,7 +13,6 @@ import numpy as np
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -39,7 +38,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
 from pymc_ngvi.core.messages import Reason, RefusedFor
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Indices
 from pymc_ngvi.graphs.backends import performed
 from pymc_ngvi.graphs.loops import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
@@ -75,7 +74,7 @@ class Space:
         return 1 + (n if self.order else 0) + (n * (n + 1) // 2 if self.order == 2 else 0)
 
     @cached_property
-    def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def pairs(self) -> tuple[Indices, Indices]:
         """Coordinates of each second derivative."""
         first, second = np.tril_indices(self.n_dim)
         return first, second

@@ -15,7 +15,6 @@ import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pytensor.compile import Function, SharedVariable
 from pytensor.graph import Apply, Constant, Variable, ancestors, clone_replace, graph_replace
 from pytensor.graph.basic import clone, equal_computations
@@ -25,8 +24,8 @@ from pytensor.tensor.math import Dot
 
 from pymc_ngvi.core.messages import NotApart, TooDenseError
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.sparsity import Bools, Dependence, Ints, Pairs, joined
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.sparsity import Dependence, Ints, Pairs, joined
+from pymc_ngvi.core.types import Array, Bools
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.graphs.graph import inline_inner_graphs
@@ -953,7 +952,7 @@ def is_smooth(rows: Rows) -> bool:
     return all(ScalarForm.of(node) is not ScalarForm.FUNCTION for node in toposort([rows.value]))
 
 
-def interacts(rows: Rows) -> NDArray[np.bool_]:
+def interacts(rows: Rows) -> Bools:
     """Return by which pairs of predictors second derivatives may differ from 0: any, of what is not looked into."""
     k = len(rows.slots)
     if rows.is_whole:
@@ -1228,7 +1227,7 @@ class Predictors:
         return lambda theta: np.asarray(function(theta))
 
     @functools.cached_property
-    def are_coordinates(self) -> NDArray[np.bool_]:
+    def are_coordinates(self) -> Bools:
         """Whether each is a coordinate itself, and no linear combination."""
         return np.repeat([var is self._theta for var in self.variables], [self.size(var) for var in self.variables])
 

@@ -12,7 +12,6 @@ import numpy as np
 import pymc as pm
 import pytensor.scalar as ps
 
-from numpy.typing import NDArray
 from pymc.backends.arviz import find_observations
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.ops import DeepCopyOp, ViewOp
@@ -27,6 +26,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
 from pymc_ngvi.core.messages import logger
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import Indices
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.layout import Variable as Place
 from pymc_ngvi.ops.elements import core_op
@@ -340,7 +340,7 @@ class _Effects:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.extent.shape[a] for a in self.axes)
 
-    def levels(self, within: NDArray[np.intp]) -> NDArray[np.intp]:
+    def levels(self, within: Indices) -> Indices:
         """Return the level of each of some coordinates, counted from the start of the variable."""
         index = np.unravel_index(within, self.variable.shape)
         return np.ravel_multi_index([index[a] for a in self.axes], [self.variable.shape[a] for a in self.axes])
@@ -467,7 +467,7 @@ def uncoupled_axes(v: Place, pattern: Pattern) -> tuple[int, ...]:
     return tuple(a for a, n in enumerate(v.shape) if n > 1 and np.array_equal(i[a], j[a]))
 
 
-def _entries(pattern: Pattern, of_rows: Place, of_cols: Place) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _entries(pattern: Pattern, of_rows: Place, of_cols: Place) -> tuple[Indices, Indices]:
     """Return the entries between two variables, each counted from its start; the first is the later in the layout."""
     first, last = np.searchsorted(pattern.rows, [of_rows.where.start, of_rows.where.stop])
     rows, cols = pattern.rows[first:last], pattern.cols[first:last]

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import functools
 import os
-import pickle
 import warnings
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +24,23 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.variable import TensorVariable
 from rich.theme import Theme
 
-from pymc_ngvi.core import sizes
-from pymc_ngvi.core.importance import Estimate, pareto_khat
+from pymc_ngvi.core.importance import pareto_khat
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.core.sizes import N_PREDICTED, N_REWEIGHTED, N_SHOWN, N_WEIGHED, Seed, check_draws, generator_of, seed_of
+from pymc_ngvi.core.sizes import (
+    DRAWS,
+    HELD,
+    N_PREDICTED,
+    N_REWEIGHTED,
+    N_SHOWN,
+    N_WEIGHED,
+    PRIORS,
+    UPDATES,
+    WEIGHTS,
+    Seed,
+    check_draws,
+    generator_of,
+    seed_of,
+)
 from pymc_ngvi.core.status import Elbo, Status
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
@@ -39,8 +51,8 @@ from pymc_ngvi.density.observed_rows import observed_logp
 from pymc_ngvi.density.shards import ShardedDensity, Shards
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, check_n
-from pymc_ngvi.fitting.record import FitRecord, Outcome, SoFar, record_of_pool, report_outcome
-from pymc_ngvi.fitting.session import FitSession, SavedFit
+from pymc_ngvi.fitting.record import FitRecord, SoFar, record_of_pool, report_outcome
+from pymc_ngvi.fitting.session import FitSession, Snapshot
 from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState
 from pymc_ngvi.methods.mixtures import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
@@ -173,11 +185,13 @@ class NGVIApproximation(Approximation):
     """
 
     groups: list[NGVIGroup]
-    _session: FitSession | SavedFit | None = None
+    _session: FitSession | Snapshot | None = None
     _gaussian: Self | None = None
+    #: Whose draws it has by weights, where that is another posterior.
+    _change: Weighted
     #: The `Choice` that is made again when a fit goes on.
     _next_step: Any = None
-    _made: tuple[VariationalState, Distribution] | None = None
+    _reports: Kept | None = None
     #: The class of fits, from a model and its options: set where it is defined, which is above results.
     _inference: ClassVar[Callable[..., Any]]
 
@@ -192,7 +206,6 @@ class NGVIApproximation(Approximation):
         super().__init__([NGVIGroup(density.layout, q, model=density.model)], model=density.model)
         self.record: FitRecord | None = None
         self.hist = self.gap_hist = np.empty(0)
-        self._reports = Kept()
         self.restart(density, q, random_seed=random_seed, include_transformed=include_transformed)
 
     def restart(
@@ -216,7 +229,7 @@ class NGVIApproximation(Approximation):
         self.include_transformed = include_transformed
         # Apart from the streams that a fit with the same seed draws from.
         whole = isinstance(random_seed, int | np.integer)
-        self._rng = generator_of([random_seed, sizes.DRAWS] if whole else random_seed)
+        self._rng = generator_of([random_seed, DRAWS] if whole else random_seed)
         self._data = DataSnapshot(density.model)
         self._constrainer = Constrainer.of(density)
 
@@ -367,7 +380,7 @@ class NGVIApproximation(Approximation):
         kind = getattr(self._state, "kind", "gaussian")
         kind = "auto" if kind == WEIGHTED else kind
         inference = type(self)._inference(density.given, posterior=kind)
-        inference.begin_with(density)
+        inference._density = density
         inference._pilot = None if self._has_other_modes else self
         inference._problem(None, None)  # reads rows of log p while all of them count
 
@@ -379,10 +392,10 @@ class NGVIApproximation(Approximation):
 
         return fitted
 
-    def _follow(self, outcome: Outcome) -> None:
+    def _follow(self, session: FitSession) -> None:
         """Take over what a fit has come to."""
-        self.set_state(outcome.q)
-        self.record, self.hist, self.gap_hist = outcome.record, outcome.hist, outcome.gap_hist
+        q, self.record, self.hist, self.gap_hist = session.outcome()
+        self.set_state(q)
 
     @property
     def _state(self) -> VariationalState:
@@ -390,11 +403,8 @@ class NGVIApproximation(Approximation):
 
     @property
     def _distribution(self) -> Distribution:
-        """What reports read of q: chosen once for each q."""
-        q = self._state
-        if self._made is None or self._made[0] is not q:
-            self._made = q, distribution_of(q)
-        return self._made[1]
+        """What reports read of q."""
+        return self._kept.distribution
 
     @property
     def _posterior(self) -> Posterior:
@@ -405,8 +415,12 @@ class NGVIApproximation(Approximation):
 
     @property
     def _kept(self) -> Kept:
-        """What was computed of this q."""
-        return self._reports.follow(self._posterior)
+        """What was computed of this q: of another one, or of another density, it is forgotten."""
+        q, kept = self._state, self._reports
+        if kept is None or kept.distribution.q is not q or kept.density is not self.density:
+            narrow = None if kept is None or kept.density is not self.density else kept.narrow
+            self._reports = kept = Kept(distribution_of(q), self.density, narrow=narrow)
+        return kept
 
     def _record_of(self, what: str) -> FitRecord:
         if self.record is None:
@@ -509,7 +523,7 @@ class NGVIApproximation(Approximation):
             the data after the fit.
         """
         kwargs |= {
-            "chains": chains, "var_names": var_names, "importance": importance, "log_p": log_p, "of_batches": False,
+            "chains": chains, "var_names": var_names, "importance": importance, "log_p": log_p, "with_batches": False,
             "include_transformed": include_transformed,
         }  # fmt: skip
         what = self._posterior, self._kept, draws, self.generator(random_seed)
@@ -735,14 +749,15 @@ class NGVIApproximation(Approximation):
         def now() -> tuple[Self, tuple[str, ...]]:
             if not isinstance(session := gaussian._session, FitSession):
                 return self, anew
-            gaussian._follow(session.outcome())
+            gaussian._follow(session)
             return self, (*session.undone, *anew)
 
         with SoFar[Self]() as so_far:
             so_far.is_now(now)
-            if isinstance(session := gaussian._session, SavedFit):
+            if isinstance(session := gaussian._session, Snapshot):
                 session = gaussian._session = session.session(gaussian.density, gaussian._state)
-            gaussian._follow(session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws))
+            session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+            gaussian._follow(session)
             so_far.is_now(lambda: (self, anew))
             so_far.result = self if self._next_step is None else self._next_step.again(self)
         report_outcome(gaussian._state, so_far.result._record_of("refine"))
@@ -791,6 +806,7 @@ class NGVIApproximation(Approximation):
         return pareto_khat(ratio, np.zeros(len(ratio)))
 
     def _log_ratio(self, draws: int | None, random_seed: Seed) -> Array:
+        self._posterior.check_weights()
         own = draws is None and random_seed is None
         return log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
 
@@ -856,7 +872,7 @@ class NGVIApproximation(Approximation):
         """
         is_new = thorough or draws is not None
         known = NOT_TESTED if self.record is None or is_new else self.record.judged
-        rng = self._generator_of_fit(random_seed, sizes.WEIGHTS) if is_new else self._rng
+        rng = self._generator_of_fit(random_seed, WEIGHTS) if is_new else self._rng
         found = requested_diagnosis(self._posterior, self._kept, rng, draws, thorough=thorough)
         if known.is_tested and not known.open:
             return replace(found, checks=known)
@@ -963,6 +979,7 @@ class NGVIApproximation(Approximation):
         found = cls(made.density, q, random_seed=seed, include_transformed=self.include_transformed)
         record = record_of_pool(made.density, made.state, Elbo(np.nan, np.nan), seed, 0.0)
         found.record = replace(record, kind=made.state.kind, judged=replace(made.checks, is_tested=True))
+        found._change = made
         return found
 
     # --- exact ---
@@ -1594,11 +1611,8 @@ class NGVIApproximation(Approximation):
         >>> abs(found.sample(4_000, random_seed=1).posterior["p"].mean().item() - 12 / 20) < 0.01
         True
         """
-        rng = self._generator_of_fit(random_seed, sizes.PRIORS)
-        made = reweighted(self._posterior, {**(priors or {}), **by_name}, draws, rng)
-        found = self._of_weighted(Reweighted, made)
-        found._change = made
-        return found
+        rng = self._generator_of_fit(random_seed, PRIORS)
+        return self._of_weighted(Reweighted, reweighted(self._posterior, {**(priors or {}), **by_name}, draws, rng))
 
     def prior_sensitivity(
         self,
@@ -1671,7 +1685,7 @@ class NGVIApproximation(Approximation):
         return prior_sensitivity(
             self._posterior,
             draws,
-            self._generator_of_fit(random_seed, sizes.PRIORS),
+            self._generator_of_fit(random_seed, PRIORS),
             var_names=var_names,
             prior_var_names=prior_var_names,
             likelihood_var_names=likelihood_var_names,
@@ -1783,11 +1797,8 @@ class NGVIApproximation(Approximation):
         >>> abs(mean - 4 / 44) < 0.02
         True
         """
-        rng = self._generator_of_fit(random_seed, sizes.UPDATES)
-        made, change = updated(self._posterior, new_data, draws, rng, bambi_model)
-        found = self._of_weighted(Updated, made)
-        found._change, found._density_of_rows = made, change
-        return found
+        rng = self._generator_of_fit(random_seed, UPDATES)
+        return self._of_weighted(Updated, updated(self._posterior, new_data, draws, rng, bambi_model))
 
     # --- sites ---
 
@@ -2011,7 +2022,7 @@ class NGVIApproximation(Approximation):
             content |= {"gaussian": gaussian, "exact_step": self._next_step}
         tree[APPROXIMATION] = xr.DataTree(group_of(content, inline=False, attrs=readable(posterior)))
         if resumable and (saved := fitted._saved_fit()) is not None:
-            tree[FIT] = xr.DataTree(group_of(saved._asdict(), inline=True))
+            tree[FIT] = xr.DataTree(group_of({"snapshot": saved}, inline=True))
         moments = np.stack([posterior.distribution.mean(), posterior.distribution.sd()])
         tree[UNCONSTRAINED] = xr.DataTree(flat_dataset(self.layout, moments, {"moment": ["mean", "sd"]}))
         tree.attrs |= versions()
@@ -2051,7 +2062,7 @@ class NGVIApproximation(Approximation):
         checked = check_path(path)  # before anything is made
         if draws is None:
             is_diverged = self.record is not None and self.record.status is Status.DIVERGED
-            most = min(N_PREDICTED, max(sizes.HELD // self.layout.n_dim, 1))
+            most = min(N_PREDICTED, max(HELD // self.layout.n_dim, 1))
             draws = 0 if is_diverged or self._data.changed() else most
         write(self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs), checked)
 
@@ -2060,17 +2071,17 @@ class NGVIApproximation(Approximation):
         state: Any = super().__getstate__()
         return {**state, "_session": self._saved_fit()}
 
-    def _saved_fit(self) -> SavedFit | None:
+    def _saved_fit(self) -> Snapshot | None:
         """Return what the fit needs to go on in another process."""
         if not isinstance(self._session, FitSession):
             return self._session
         in_part = self.density.why_in_part or self.density.is_streamed or self._data.changed()
         log_p = None if in_part else float(self.density.logp(self._distribution.mean()[None])[0])
-        return SavedFit(self._session.snapshot(), log_p)
+        return self._session.snapshot(log_p)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return a pickle by cloudpickle: PyMC's models hold functions that pickle itself can't take."""
-        return pickle.loads, (cloudpickle.dumps(self, protocol),)
+        return cloudpickle.loads, (cloudpickle.dumps(self, protocol),)
 
     def __copy__(self) -> Self:
         """Return an approximation that shares all parts but the fit."""
@@ -2088,8 +2099,6 @@ class Reweighted(NGVIApproximation):
     its draws; `diagnose` looks at the draws themselves.
     """
 
-    _change: Weighted
-
     @property
     def log_bayes_factor(self) -> LogMarginalLikelihood:
         """Log p(y) under the new priors minus that under the old ones, with its standard error.
@@ -2099,9 +2108,7 @@ class Reweighted(NGVIApproximation):
         ValueError
             Where the weights can't be relied on, or a prior, new or old, is improper.
         """
-        if reasons := self._change.improper:
-            raise ValueError(f"There is no marginal likelihood: {'; '.join(reasons)}.")
-        return self._change.log_density("marginal likelihood", lambda: self._change.change)
+        return self._change.log_density("marginal likelihood")
 
 
 class Updated(NGVIApproximation):
@@ -2110,9 +2117,6 @@ class Updated(NGVIApproximation):
     ``model`` is a copy of the model with all rows, those of the fit first; where these are not there, with the new
     rows alone. The verdict is that on the weights of its draws; `diagnose` looks at the draws themselves.
     """
-
-    _change: Weighted
-    _density_of_rows: Callable[[], Estimate]
 
     @functools.cached_property
     def log_predictive_density(self) -> LogMarginalLikelihood:
@@ -2123,7 +2127,7 @@ class Updated(NGVIApproximation):
         ValueError
             Where the weights can't be relied on.
         """
-        return self._change.log_density("density", self._density_of_rows)
+        return self._change.log_density("density")
 
 
 def _parts(approx: NGVIApproximation) -> tuple[Any, ...]:
@@ -2224,7 +2228,8 @@ def load(
     kind = ShardedDensity if isinstance(given, Shards) else LogDensity
     density: ModelDensity = kind(given, backend=backend, compile_kwargs=compile_kwargs)
     model = density.model
-    found = differences(content["variables"], free_variables(model, density.layout))
+    with damaged(name):
+        found = differences(content["variables"], free_variables(model, density.layout))
     if found:
         raise ValueError(f"{name} does not fit the model: " + "; ".join(found) + ".")
     data = SavedData(model, content["data"])
@@ -2253,5 +2258,5 @@ def _approximation(name: str, content: Content, density: ModelDensity, fit: Cont
     approx.record, approx.hist, approx.gap_hist = content["record"], content["hist"], content["gap_hist"]
     approx._data = approx.density.data
     if fit is not None:
-        approx._session = SavedFit(fit["snapshot"], fit["log_p"])
+        approx._session = fit["snapshot"]
     return approx

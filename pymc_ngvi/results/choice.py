@@ -12,14 +12,12 @@ import math
 import time
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
 from rich.theme import Theme
 
-from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.messages import Failed, Reason, Unavailable
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.sizes import POSTERIORS
@@ -85,7 +83,7 @@ class _TooDear(Unavailable):
 
 
 @stored("exact.step")
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Choice:
     """What was asked for, and so what is done again when a fit goes on."""
 
@@ -143,10 +141,10 @@ class Choice:
                 problem, rule, q, options, self.seed, clock=clock, search=ModeSearch.of(problem, options, self.seed)
             )
             session.run(MOST_ITERATIONS, progress)
-        outcome = session.outcome()
         make: Callable[..., A] = type(approx)
-        gaussian = make(density, outcome.q, random_seed=self.seed, include_transformed=approx.include_transformed)
-        gaussian._follow(outcome)
+        q = session.outcome()[0]
+        gaussian = make(density, q, random_seed=self.seed, include_transformed=approx.include_transformed)
+        gaussian._follow(session)
         gaussian._session = session
         return gaussian
 
@@ -191,10 +189,11 @@ class Candidates[A: NGVIApproximation]:
             self._by_rows &= options.choice.estimator == "quadrature"
         of_fit = expected_fit_seconds(density, by_rows=self._by_rows)
         self._budget = TimeBudget(of_fit, choice.max_seconds)
-        self._left = min(of_fit + self._budget.left(), _MOST_SECONDS) if self._is_auto else math.inf
+        #: Estimated seconds.
+        self.left = min(of_fit + self._budget.left(), _MOST_SECONDS) if self._is_auto else math.inf
         if choice.max_seconds is not None:
-            self._left = choice.max_seconds
-        self._limit = f"Before any Gaussian fit, {in_words(self._left)} may be taken." if self._left < math.inf else ""
+            self.left = choice.max_seconds
+        self._limit = f"Before any Gaussian fit, {in_words(self.left)} may be taken." if self.left < math.inf else ""
         self._clock, self._compiled = time.perf_counter(), density.compile_seconds
 
     # --- before a Gaussian fit ---
@@ -241,7 +240,7 @@ class Candidates[A: NGVIApproximation]:
             return True
         if self._states and self._states[0].checks.effective_size < _FEWEST:
             self._states.clear()
-        elif self._states and not any(self._budget.of_fit + c.seconds <= self._left for c in rest):
+        elif self._states and not any(self._budget.of_fit + c.seconds <= self.left for c in rest):
             self._table |= {c.kind: c.became(Decision.TOO_DEAR) for c in rest}
             if not self._states[0].checks.is_reliable:
                 self._offers.clear()
@@ -267,7 +266,7 @@ class Candidates[A: NGVIApproximation]:
 
     def _is_affordable(self, name: str) -> bool:
         most = _BEFORE_FIT * self._budget.of_fit if self._is_auto and KINDS[name].is_last else math.inf
-        left = self._left if self._needs_none(name) else self._budget.left()
+        left = self.left if self._needs_none(name) else self._budget.left()
         return self._table[name].seconds <= min(most, left)
 
     def _forget(self) -> None:
@@ -279,23 +278,18 @@ class Candidates[A: NGVIApproximation]:
 
     # --- the Gaussian fit ---
 
-    @property
-    def options_seconds(self) -> float | None:
-        """What is left of ``max_seconds`` for a fit."""
-        return None if self.choice.max_seconds is None else max(self._left, TINY)
-
     def fit(self, session: FitSession, gaussian: A, n: int, progress: FitProgress, *, may_pause: bool) -> None:
         """Fit a Gaussian, until it takes longer than it is expected to and than others that may begin from anywhere."""
         self._session, self._fit_of, most = session, gaussian, math.inf
         if self._states:
-            most = self._left
+            most = self.left
         else:
             self._tell(self._now_in_fit)
             if any(KINDS[n].is_last and c.outcome is Decision.FAILED for n, c in self._table.items()):
                 most = math.inf if self.errors else self._most_of_fit
         later = self._pause_after(session.options) if may_pause else math.inf
         session.run(n, progress, pause_after=later, most=most)
-        gaussian._follow(session.outcome())
+        gaussian._follow(session)
 
     def _pause_after(self, options: FitOptions) -> float:
         """Return the seconds after which a fit by draws is left for others that were not tried in vain."""
@@ -322,7 +316,7 @@ class Candidates[A: NGVIApproximation]:
             density, n_done = self.density, cast(FitRecord, gaussian.record).n_iterations
             with FitProgress(self._progressbar, theme) as progress, few_threads(density), watching(density, progress):
                 session.run(n - n_done, progress, most=self._most_of_fit)
-            gaussian._follow(session.outcome())
+            gaussian._follow(session)
         if self.choice.wanted != GAUSSIAN:
             self.follow(gaussian)
 
@@ -338,7 +332,7 @@ class Candidates[A: NGVIApproximation]:
             of_fit += record.n_searched * density.gradient_seconds
         is_unlimited = not self._is_auto and self.choice.max_seconds is None
         self._budget = TimeBudget(of_fit, math.inf if is_unlimited else self.choice.max_seconds)
-        self._left, self._limit = self._budget.left() - self._spent, self._budget.sentence
+        self.left, self._limit = self._budget.left() - self._spent, self._budget.sentence
         self._by_rows = self._by_rows and record.estimator == "quadrature"
         failed = [c for c in self._table.values() if c.outcome is Decision.FAILED]
         self._reasons = [Failed(Reason.NOT_PASSED, c.reason) for c in failed]
@@ -362,7 +356,14 @@ class Candidates[A: NGVIApproximation]:
             if not self._states:  # what can be had by asking counts most, then what was tried; of equals, the first
                 raise max(self._reasons, key=lambda r: 2 * isinstance(r, _TooDear) + isinstance(r, Failed))
             if self._is_auto and self._states[0].checks.word is not Word.EXACT:
-                self._check_better(self._states[0])
+                # One that is not reliable is no better than the Gaussian where its weights are worse.
+                state, checks = self._states[0], self._states[0].checks
+                is_wrong = not (checks.is_reliable or checks.tells_limits)
+                if is_wrong and self._of_gaussian(efficiency_of, otherwise=0.0) > checks.efficiency:
+                    weights = f"the weights of the {state.kind} posterior are worse than its own"
+                    said = f"{weights}: {'; '.join(checks.failures)}"
+                    self._became(state.kind, Decision.FAILED, said)
+                    raise Failed(Reason.NOT_PASSED, said)
         except Unavailable as reason:
             self.why_not = reason
             if reason.code is not Reason.NOT_FOLLOWED:
@@ -415,15 +416,6 @@ class Candidates[A: NGVIApproximation]:
         leaves_out = bool(self._missed_by(state))
         return leaves_out or state.checks.word is not Word.EXACT, leaves_out, not state.checks.is_reliable
 
-    def _check_better(self, state: PoolState) -> None:
-        """Raise where a posterior is not reliable, and its weights are worse than those of the Gaussian."""
-        checks = state.checks
-        is_wrong = not (checks.is_reliable or checks.tells_limits)
-        if is_wrong and self._of_gaussian(efficiency_of, otherwise=0.0) > checks.efficiency:
-            said = f"the weights of the {state.kind} posterior are worse than its own: {'; '.join(checks.failures)}"
-            self._became(state.kind, Decision.FAILED, said)
-            raise Failed(Reason.NOT_PASSED, said)
-
     # --- the loop ---
 
     def _look(self, kinds: Iterable[str] = (), *, before_fit: bool = False, last: bool = False) -> bool:
@@ -459,7 +451,7 @@ class Candidates[A: NGVIApproximation]:
         budget, seconds = self._budget, self._table[name].seconds
         either = "" if budget.max_seconds else f" or posterior={name!r}"
         asks = f"max_seconds={budget.asked_for(seconds)}{either} asks for it"
-        left = in_words(max(self._left, 0.0))
+        left = in_words(max(self.left, 0.0))
         than = f", and max_seconds={budget.max_seconds:g} leaves {left}" if budget.max_seconds else ""
         said = f"the {name} posterior would take {in_words(seconds)}{than}; {asks}"
         self._reasons.append(_TooDear(Reason.TOO_DEAR, said, "" if budget.max_seconds else name))
@@ -469,7 +461,7 @@ class Candidates[A: NGVIApproximation]:
         """Find the first exact posterior, or those that are not exact."""
         while self._offers or self._look():
             name = min(self._offers, key=lambda name: self._table[name].order)
-            if self._table[name].seconds > self._left:
+            if self._table[name].seconds > self.left:
                 self._leave_out(name)
             elif self._try(name) is None and self._is_exact(self._states[0]):
                 return
@@ -478,7 +470,7 @@ class Candidates[A: NGVIApproximation]:
         """Make a posterior; return why there is none."""
         kind, found, candidate, density = KINDS[name], self._offers.pop(name), self._table[name], self.density
         # What was asked for may take all that there is.
-        work = Work(max(candidate.seconds, 0.0 if self._is_auto else self._left / MOST_TIMES), self._left)
+        work = Work(max(candidate.seconds, 0.0 if self._is_auto else self.left / MOST_TIMES), self.left)
         try:
             with (
                 announced(kind.title, candidate.seconds, self._progressbar), self._sparing(kind),
@@ -490,7 +482,7 @@ class Candidates[A: NGVIApproximation]:
             if isinstance(reason, UsedUp) and math.isfinite(reason.seconds):
                 self._table[name] = dataclasses.replace(candidate, seconds=reason.seconds)
                 self._offers[name] = found  # at this price, its turn may come again
-                if reason.seconds > self._left - work.spent:
+                if reason.seconds > self.left - work.spent:
                     self._leave_out(name)
                 return reason
             self._reasons.append(_by_name(name, reason))
@@ -503,7 +495,7 @@ class Candidates[A: NGVIApproximation]:
             if self._table[name].seconds == candidate.seconds:
                 seconds = max(candidate.seconds, work.spent)
                 self._table[name] = dataclasses.replace(self._table[name], seconds=seconds)
-            self._left, self._spent = self._left - seconds, self._spent + seconds
+            self.left, self._spent = self.left - seconds, self._spent + seconds
         if self._gaussian is None:
             state = _with_moments(state)
         missed = self._missed_by(state)
@@ -626,7 +618,7 @@ class Candidates[A: NGVIApproximation]:
 
     def _now_in_fit(self) -> tuple[A, tuple[str, ...]]:
         session, gaussian = cast(FitSession, self._session), cast(A, self._fit_of)
-        gaussian._follow(session.outcome())
+        gaussian._follow(session)
         if self.choice.wanted == GAUSSIAN:
             return gaussian, session.undone
         tried = [c for c in self._table.values() if c.outcome is not Decision.NOT_ASKED]
@@ -659,7 +651,9 @@ def _is_off(gaussian: NGVIApproximation) -> bool:
     if gaussian.density.why_in_part:
         return False
     is_paused = gaussian.record is not None and gaussian.record.status is Status.PAUSED
-    return is_paused or standing_diagnosis(gaussian._posterior, Kept()).verdict is Word.NOT_RELIABLE
+    return (
+        is_paused or standing_diagnosis(gaussian._posterior, Kept(gaussian._distribution)).verdict is Word.NOT_RELIABLE
+    )
 
 
 def _rank(state: PoolState) -> tuple[bool, bool, float]:

@@ -15,14 +15,13 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from pymc_ngvi.core.draws import chunks, draws_of
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, MOST_KHAT, Weights, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import N_NAMED, percent
-from pymc_ngvi.core.prices import in_words
+from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.sizes import (
     AT_ONCE,
     HELD,
@@ -35,18 +34,18 @@ from pymc_ngvi.core.sizes import (
     seed_of,
 )
 from pymc_ngvi.core.status import Elbo, format_gap
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict, Word
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer, Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
-from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, FullState, Traits, traits_of
+from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, FullState, Traits, name_of, traits_of
 from pymc_ngvi.fitting.modes import ModeSearch
 from pymc_ngvi.fitting.progress import announced, few_threads
 from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY, MUCH, N_DRAWS, FitRecord, OtherMode, of_modes
 from pymc_ngvi.posteriors.kinds import KINDS, if_available
 from pymc_ngvi.posteriors.plan import Decision
-from pymc_ngvi.results.distributions import Costs, Distribution, Posterior, costs_of, flat_dataset, free_names
+from pymc_ngvi.results.distributions import Distribution, Posterior, costs_of, distribution_of, flat_dataset, free_names
 from pymc_ngvi.results.drifts import (
     FEWEST,
     LEAST_ACCEPTANCE,
@@ -74,15 +73,12 @@ from pymc_ngvi.results.drifts import (
 #: By what quantities are seen to be off, in a clause that they end.
 MOVED = "draws that are moved towards the posterior drift"
 SCORED = "gradients of log p at draws tell of a drift"
-WEIGHTED = "importance weights move it"
 
 
 #: Characters in a line at most, fewer on a narrow terminal; coordinates in the table.
 _MAX_WIDTH, _N_ROWS = 100, 8
 #: What is left out where evaluations are too few to compare log p with its images.
 SYMMETRIES = "symmetries of log p"
-#: Columns of the table, by diagnostic; how they are shown.
-_SHOWN = {"mean_drift": "mean, sd", "sd_drift": "sd, %"}
 
 
 def wrap(text: str, first: str = "", then: str = "") -> str:
@@ -233,23 +229,24 @@ class Diagnosis:
             parts += ["", "Also:", *(wrap(text, "  - ", "    ") for text in remarks)]
         pad = max(len(name) for name, _ in self._rows()) + 2
         parts += ["", *(wrap(text, name.ljust(pad), " " * pad) for name, text in self._rows())]
-        return "\n".join([*parts, "", wrap(self._of_table()), self._table().to_string()])
+        how = "By how much draws of q change when they are moved towards the posterior: the least by which q is off"
+        if self.n_scored:
+            how = "By how much q is off, as gradients of log p at draws tell"
+        which = f" The worst {_N_ROWS} of {self.layout.n_dim:,} coordinates:" if self.layout.n_dim > _N_ROWS else ""
+        return "\n".join([*parts, "", wrap(f"{how} (unconstrained).{which}"), self._table().to_string()])
 
     __repr__ = __str__
 
     def headline(self) -> str:
         """Return the verdict in a sentence."""
-        n = len(self.reasons)
-        return f"Not reliable, for {n} reason{'s'[: n != 1]}:" if n else f"{self.checks.sentence}{self._of_search()}"
-
-    def _of_search(self) -> str:
-        """Return a sentence on other modes, for a headline."""
-        if self.thorough or not self.reliable:
-            return ""
+        if n := len(self.reasons):
+            return f"Not reliable, for {n} reason{'s'[: n != 1]}:"
+        of_modes = f" Other modes were {self._search()} (thorough=True)."
         if self.has_one_mode:
-            return " The posterior has one mode, as its log density is concave."
-        others = f" Other modes were {self._search()} (thorough=True)."
-        return " A search found no other modes." if self.searched else others
+            of_modes = " The posterior has one mode, as its log density is concave."
+        elif self.searched:
+            of_modes = " A search found no other modes."
+        return f"{self.checks.sentence}{of_modes * (self.reliable and not self.thorough)}"
 
     def _search(self) -> str:
         if self.has_one_mode:
@@ -267,8 +264,13 @@ class Diagnosis:
         gap = "" if self.is_pool else f", gap {format_gap(self.gap, ' nats')}"
         rows = [("Gaussian fit" if self.is_pool else "Fit", f"{self.outcome}{gap}, ELBO {self.elbo}")]
         if w.n_draws and not (self.is_pool and w.khat == -np.inf):  # draws of chains have no weights
-            meaning = "of the weights of the global parameters" if self.is_pool else self._of_khat()
-            rows.append(("Pareto k-hat", f"{w.khat_text()}{' ' if self.is_pool else ': '}{meaning}"))
+            limit, verdict = khat_limit(w.n_draws), w.verdict(self.layout.n_dim)
+            meaning = f": importance weights {'can' if verdict.helps else "can't"} correct q (limit {limit:.2f})"
+            if self.is_pool:
+                meaning = " of the weights of the global parameters"
+            elif verdict is WeightVerdict.EVEN:
+                meaning = ": of no weight, as importance weights are nearly equal"
+            rows.append(("Pareto k-hat", f"{w.khat_text()}{meaning}"))
             rows.append(("Weighted draws", f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"))
         if self.n_moved:
             rows.append(("Moved draws", moved))
@@ -282,52 +284,31 @@ class Diagnosis:
             rows.append(("Left out", f"{text} (evaluations of this model are dear; diagnose(draws=10_000) has them)"))
         return rows
 
-    def _of_khat(self) -> str:
-        limit, verdict = khat_limit(self.weights.n_draws), self.weights.verdict(self.layout.n_dim)
-        if verdict is WeightVerdict.EVEN:
-            return "of no weight, as importance weights are nearly equal"
-        return f"importance weights {'can' if verdict.helps else "can't"} correct q (limit {limit:.2f})"
-
-    def _of_table(self) -> str:
-        which = f" The worst {_N_ROWS} of {self.layout.n_dim:,} coordinates:" if self.layout.n_dim > _N_ROWS else ""
-        how = (
-            "By how much q is off, as gradients of log p at draws tell"
-            if self.n_scored
-            else "By how much draws of q change when they are moved towards the posterior: the least by which q is off"
-        )
-        return f"{how} (unconstrained).{which}"
-
     def _table(self) -> pd.DataFrame:
         of, columns = self.by_coordinate, {}
         sizes = [np.abs(of[f"{name}_drift"]) / LIMITS[name] for name in ("mean", "sd")]
         worst = np.argsort(-np.nan_to_num(np.fmax(*sizes)), kind="stable")[:_N_ROWS]
-        for name, title in _SHOWN.items():
-            scale, form = (100.0, "+.0f") if name == "sd_drift" else (1.0, "+.2f")
-            pairs = zip(scale * of[name][worst], scale * of[f"{name}_se"][worst], strict=True)
-            columns[title] = [f"{v:{form}} ± {se:{form[1:]}}" if np.isfinite(v) else "-" for v, se in pairs]
+        for name in ("mean", "sd"):
+            figures = _MEASURES[name][1]
+            pairs = zip(of[f"{name}_drift"][worst], of[f"{name}_drift_se"][worst], strict=True)
+            unit = figures(0.0, 0.0).rpartition(" ")[2]
+            cells = [figures(v, se).removesuffix(f" {unit}") if np.isfinite(v) else "-" for v, se in pairs]
+            columns[f"{name}, {unit}"] = cells
         return pd.DataFrame(columns, index=[self.layout.label(int(i)) for i in worst])
 
 
 @dataclass
 class Kept:
-    """Results that are kept between calls, and what they are of."""
+    """A q as reports read it, and results of it that are kept between calls."""
 
-    q: Distribution | None = None
+    distribution: Distribution
+    #: That the results are of, too.
     density: ModelDensity | None = None
     #: Importance weights of draws that belong to the fit; shape (n_draws,), optional.
     log_ratio: Array | None = None
     diagnosis: Diagnosis | None = None
     #: Evaluates the variables that were named last.
     narrow: Constrainer | None = None
-
-    def follow(self, posterior: Posterior) -> "Kept":
-        """Forget what is of another q, or of another density; return this object."""
-        if self.density is not posterior.density:
-            self.narrow = None
-        elif self.q is posterior.distribution:
-            return self
-        self.q, self.density, self.log_ratio, self.diagnosis = posterior.distribution, posterior.density, None, None
-        return self
 
 
 # --- what is wrong with an approximation, in words, with what to do ---
@@ -371,12 +352,6 @@ class Context:
         """Whether group effects are relative to their conditional modes."""
         return self.family == "pushforward" or (self.record is not None and self.record.reparam is not None)
 
-    def pool_cure(self) -> str:
-        """Return what may help a posterior of weighted draws whose own conditions do not hold."""
-        if self.record is not None and self.record.is_nested:
-            return "Give the hyperparameters more informative priors, fit with another random_seed, or use pm.sample."
-        return self.shape_cure()
-
     def shape_cure(self) -> str:
         """Return what may help where q has not the shape of the posterior."""
         options = [*filter(None, [self.other_posterior()])]
@@ -409,7 +384,7 @@ class Context:
 
 def context_of(posterior: Posterior) -> Context:
     """Return what cures depend on."""
-    record, layout, structure = posterior.record, posterior.layout, posterior.structure
+    record, layout, structure, q = posterior.record, posterior.layout, posterior.structure, posterior.distribution.q
     border = {v for part in structure.parts if part.kind == "global" for v in part.variables}
     # Not those of a chain that is cut, nor of a field.
     blocks = [part for part in structure.parts if part.kind == "blocks" and border.isdisjoint(part.variables)]
@@ -420,7 +395,7 @@ def context_of(posterior: Posterior) -> Context:
     return Context(
         layout=layout,
         record=record,
-        family=posterior.distribution.family if record is None or record.is_pool else record.family,
+        family=getattr(q, "kind", None) or name_of(q) if record is None or record.is_pool else record.family,
         has_groups=local >= _FEWEST_GROUPS and bool(border),
         has_hessian=posterior.density.has_hessian,
         of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
@@ -528,7 +503,7 @@ _MEASURES: dict[str, tuple[str, Callable[[float, float], str]]] = {
 }
 
 
-def _named(drift: Drift, layout: Layout | None, measure: str, columns: NDArray[np.intp]) -> str:
+def _named(drift: Drift, layout: Layout | None, measure: str, columns: Indices) -> str:
     """Return what stands out, by variable: the first of each with figures, the others by their number."""
     of, estimates, groups = drift.functionals, drift.measures[measure], dict[str, tuple[str, int, list[int]]]()
     for column in columns.tolist():
@@ -684,7 +659,7 @@ def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.ran
     for candidate in (mode.gaussian for mode in found.modes):
         theta = draws_of(candidate, N_DRAWS, rng)
         with np.errstate(invalid="ignore"):
-            log_p, log_q = density.logp(theta), q.rough_log_density(theta)
+            log_p, log_q = density.logp(theta), q.log_density(theta)
             outside = np.isfinite(log_p) & ~(log_q >= log_p - elbo - LOG_OUTSIDE)
         if outside.mean() >= MOSTLY:
             ratio = log_p[outside] - candidate.log_density(theta[outside])
@@ -704,8 +679,11 @@ FEWEST_WEIGHED = 1_000
 _OF_SYMMETRIES = 0.05
 
 
-def _seconds_of(costs: Costs, record: FitRecord | None) -> float:
-    took = 0.0 if record is None else costs.gradient * record.n_gradients + costs.hessian * record.n_hessians
+def _seconds_of(posterior: Posterior) -> float:
+    """Return the estimated seconds that a diagnosis may take."""
+    record, took = posterior.record, 0.0
+    if record is not None:
+        took = fit_seconds(posterior.density, record.n_gradients, record.n_hessians, record.estimator)
     return max(SECONDS, PART * took)
 
 
@@ -734,8 +712,7 @@ logger = logging.getLogger("pymc.ngvi")
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
     costs, n = costs_of(posterior), budget_of(posterior).n_weights
-    seconds = _seconds_of(costs, posterior.record)
-    n = n or int(np.clip(seconds / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
+    n = n or int(np.clip(_seconds_of(posterior) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
     if n < most_weighed(posterior, N_WEIGHED):
         logger.info(f"Importance weights of {n:,} draws: evaluations of this model are dear, ask for more by draws=.")
     return n
@@ -763,26 +740,21 @@ def weighed(posterior: Posterior, n: int, rng: np.random.Generator) -> Array:
     return np.concatenate([q.log_weights(theta, density) for theta in draws_in_chunks(posterior, n, rng)])
 
 
-def own_log_ratio(posterior: Posterior, kept: Kept, n: int) -> Array:
-    """Return log p - log q at ``n`` or more of the draws that belong to the fit, evaluated once for a q."""
+def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.random.Generator | None) -> Array:
+    """Return log p - log q at draws of q, (n_draws,).
+
+    Without a generator, these belong to the fit: they are as many at least, and evaluated once for a q.
+    """
     if (of_pool := posterior.distribution.kept_log_weights()) is not None:
         return of_pool
+    if rng is not None:
+        n = N_WEIGHED if draws is None else check_draws(draws)
+        with announced("Importance weights", n * costs_of(posterior).weight):
+            return weighed(posterior, n, rng)
+    n = n_own(posterior) if draws is None else draws
     if kept.log_ratio is None or len(kept.log_ratio) < n:
         kept.log_ratio = weighed(posterior, n, own_generator(posterior.record))
     return kept.log_ratio
-
-
-def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.random.Generator | None) -> Array:
-    """Return log p - log q at draws of q, (n_draws,): those that belong to the fit where no generator is given."""
-    posterior.check_weights()
-    if (of_pool := posterior.distribution.kept_log_weights()) is not None:
-        return of_pool
-    if rng is None:
-        return own_log_ratio(posterior, kept, n_own(posterior))
-    n = N_WEIGHED if draws is None else check_draws(draws)
-    seconds = n * costs_of(posterior).weight
-    with announced("Importance weights", seconds):
-        return weighed(posterior, n, rng)
 
 
 def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
@@ -802,58 +774,6 @@ def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
 _MOVED, _TRAJECTORIES = 1_024, 4
 #: Time over which the diffusion is followed where what is computed is not linear: its bias is about as large.
 _TIME = 1e-3
-
-
-def score_drift_of(
-    posterior: Posterior, rng: np.random.Generator, n: int, functionals: Functionals | None
-) -> tuple[Drift, Drift | None] | None:
-    r"""Return what gradients at draws say of coordinates, and of what is computed of draws.
-
-    None where they are finite at too few of them.
-
-    Notes
-    -----
-    Draws of the posterior that diffuse by :math:`\Sigma \nabla \log p` a unit of time, and noise of variance
-    :math:`2 \Sigma`, stay draws of the posterior, so that :math:`E[L f] = 0` for all functions of these, L being the
-    generator of the diffusion [1]_. It takes one gradient a draw, where moved draws take dozens. Of a coordinate,
-    :math:`L f` is known; of others, it is the mean of two small steps with noise of opposite signs.
-
-    References
-    ----------
-    .. [1] J. Gorham and L. Mackey (2015). Measuring sample quality with Stein's method. NeurIPS.
-       https://doi.org/10.48550/arXiv.1506.03039
-    """
-    q = posterior.distribution
-    plan = q.plan(posterior.density)
-    n = min(n, max(LEAST_MOVED, AT_ONCE // max(q.n_dim, 1)))
-    gaussian, theta = plan.gaussian, plan.draw(q.base(n, rng))
-    with np.errstate(all="ignore"):
-        step = gaussian.draws(gaussian.whiten(plan.target.logp_grad(theta)[1])) - gaussian.mean()
-    finite = np.isfinite(theta).all(axis=1) & np.isfinite(step).all(axis=1)
-    theta, step = theta[finite], step[finite]
-    if len(theta) < FEWEST:
-        return None
-    source, sd = q.sources(theta), q.sd()
-    spread = np.broadcast_to((gaussian.sd() / sd) ** 2, theta.shape)
-    moments = Drift(diffused((theta - q.mean()) / sd, step / sd, spread, source), len(theta))
-    if functionals is None:
-        return moments, None
-    n = min(len(theta), functionals.affordable(n * posterior.density.gradient_seconds) // 2)
-    if n < FEWEST:
-        return moments, None
-    noise = np.sqrt(2.0 * _TIME) * (gaussian.draws(rng.standard_normal((n, q.n_dim))) - gaussian.mean())
-    ends = (theta[:n] + _TIME * step[:n] + noise, theta[:n] + _TIME * step[:n] - noise)
-    try:
-        before, *after = (functionals.at(x) for x in (theta[:n], *ends))
-    except Exception:  # it may fail at some draws alone
-        return moments, None
-    before, *after = on_scale_of(before, before, *after)
-    rate, noise = (sum(after) - 2.0 * before) / (2.0 * _TIME), 0.5 * (after[0] - after[1])
-    spread = noise**2 / (2.0 * _TIME)
-    return moments, Drift(diffused(before, rate, spread, source[:n]), n, functionals)
-
-
-# --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
 
 
 @dataclass(frozen=True)
@@ -882,6 +802,59 @@ class Drifts:
         return replace(self, moved=moved.moved, moments=self.moments.confirmed_by(moved.moments), functionals=of)
 
 
+def score_drift_of(
+    posterior: Posterior, rng: np.random.Generator, n: int, functionals: Functionals | None
+) -> Drifts | None:
+    r"""Return what gradients at draws say of coordinates, and of what is computed of draws.
+
+    None where they are finite at too few of them.
+
+    Notes
+    -----
+    Draws of the posterior that diffuse by :math:`\Sigma \nabla \log p` a unit of time, and noise of variance
+    :math:`2 \Sigma`, stay draws of the posterior, so that :math:`E[L f] = 0` for all functions of these, L being the
+    generator of the diffusion [1]_. It takes one gradient a draw, where moved draws take dozens. Of a coordinate,
+    :math:`L f` is known; of others, it is the mean of two small steps with noise of opposite signs.
+
+    References
+    ----------
+    .. [1] J. Gorham and L. Mackey (2015). Measuring sample quality with Stein's method. NeurIPS.
+       https://doi.org/10.48550/arXiv.1506.03039
+    """
+    q = posterior.distribution
+    plan = q.plan(posterior.density)
+    n = min(n, max(LEAST_MOVED, AT_ONCE // max(q.n_dim, 1)))
+    gaussian, theta = plan.gaussian, plan.draw(q.base(n, rng))
+    with np.errstate(all="ignore"):
+        step = gaussian.draws(gaussian.whiten(plan.target.logp_grad(theta)[1])) - gaussian.mean()
+    finite = np.isfinite(theta).all(axis=1) & np.isfinite(step).all(axis=1)
+    theta, step = theta[finite], step[finite]
+    if len(theta) < FEWEST:
+        return None
+    source, sd = q.sources(theta), q.sd()
+    spread = np.broadcast_to((gaussian.sd() / sd) ** 2, theta.shape)
+    moments = Drift(diffused((theta - q.mean()) / sd, step / sd, spread, source))
+    of_moments = Drifts(NOT_MOVED, moments, n_scored=len(theta))
+    if functionals is None:
+        return of_moments
+    n = min(len(theta), functionals.affordable(n * posterior.density.gradient_seconds) // 2)
+    if n < FEWEST:
+        return of_moments
+    noise = np.sqrt(2.0 * _TIME) * (gaussian.draws(rng.standard_normal((n, q.n_dim))) - gaussian.mean())
+    ends = (theta[:n] + _TIME * step[:n] + noise, theta[:n] + _TIME * step[:n] - noise)
+    try:
+        before, *after = (functionals.at(x) for x in (theta[:n], *ends))
+    except Exception:  # it may fail at some draws alone
+        return of_moments
+    before, *after = on_scale_of(before, before, *after)
+    rate, noise = (sum(after) - 2.0 * before) / (2.0 * _TIME), 0.5 * (after[0] - after[1])
+    spread = noise**2 / (2.0 * _TIME)
+    return replace(of_moments, functionals=Drift(diffused(before, rate, spread, source[:n]), functionals))
+
+
+# --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
+
+
 def most_moved(n_dim: int, n_draws: int = _MOVED) -> int:
     """Return how many of some draws can be moved at once."""
     return min(n_draws, max(LEAST_MOVED, STREAMED // max(n_dim, 1)))
@@ -899,17 +872,14 @@ def drifts_of(
     Gradients at draws of a Gaussian that has converged have the mean 0, whatever the posterior is.
     """
     q, density, record = posterior.distribution, posterior.density, posterior.record
-    scored, n_scored, n_moved = None, min(_MOVED * _TRAJECTORIES, budget.n_gradients), most_moved(q.n_dim)
-    if record is not None and record.is_pool and n_scored >= FEWEST:
-        scored = score_drift_of(posterior, rng, n_scored, functionals)
+    scored, left, n_moved = None, budget.n_gradients, most_moved(q.n_dim)
+    if record is not None and record.is_pool and left >= FEWEST:
+        scored = score_drift_of(posterior, rng, min(_MOVED * _TRAJECTORIES, left), functionals)
     if scored is not None:
-        n_scored = scored[0].n_draws
-        found = Drifts(NOT_MOVED, *scored, n_scored=n_scored)
-        if not found.stands_out:
-            return found
+        if not scored.stands_out:
+            return scored
         # Of many draws that are moved once, chance is known best.
-        n_moved, n_trajectories = most_moved(q.n_dim, n_scored), 1
-    left = budget.n_gradients - (0 if scored is None else n_scored)
+        left, n_moved, n_trajectories = left - scored.n_scored, most_moved(q.n_dim, scored.n_scored), 1
     base, plan = q.base(n_moved, rng), q.plan(density)
     moved = move(density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=left)
     by_moves = Drifts(moved)
@@ -918,16 +888,12 @@ def drifts_of(
         took = moved.n_gradients * density.gradient_seconds
         of = None if functionals is None else functional_drift_of(functionals, moved, took)
         by_moves = Drifts(moved, moved_drift_of(moved, columns), of, joint_drift_of(moved))
-    return by_moves if scored is None else found.confirmed_by(by_moves)
+    return by_moves if scored is None else scored.confirmed_by(by_moves)
 
 
 # --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
 
 _NO_BUDGET = "approx.diagnose() has more, diagnose(draws=10_000) no budget"
-_IN_PART = (
-    "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
-    "the data, pymc_ngvi.load(file, model), and ask there"
-)
 
 
 def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool = False) -> Budget:
@@ -940,7 +906,7 @@ def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool 
 def budget_of(posterior: Posterior) -> Budget:
     """Return as much of a diagnosis as can be had in the seconds for it."""
     costs, wanted = costs_of(posterior), full_budget(posterior)
-    seconds = _seconds_of(costs, posterior.record)
+    seconds = _seconds_of(posterior)
     n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
     if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):
         n_weights = 0
@@ -982,14 +948,17 @@ def diagnose(
     further += [] if found.functionals is None else of_drift(context, found.functionals, seen)
     if not found.stands_out:
         for shift in _weighted_shifts(posterior, functionals, weights, ratio, again):
-            further += of_drift(context, shift, WEIGHTED)
+            further += of_drift(context, shift, "importance weights move it")
     findings = findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen)
     own = NOT_TESTED if record is None or not record.is_pool else record.judged
+    cure = context.shape_cure()
+    if record is not None and record.is_nested:
+        cure = "Give the hyperparameters more informative priors, fit with another random_seed, or use pm.sample."
     verdict = replace(
         own,
         found=findings,
         open=_open(budget, found) if fewer and not context.is_pool else "",
-        cure=context.pool_cure() if own.failures else "",
+        cure=cure if own.failures else "",
         is_tested=True,
     )
     return Diagnosis(
@@ -1051,7 +1020,11 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
     record, layout, unknown = posterior.record, posterior.layout, Elbo(np.nan, np.nan)
     gap = float("nan") if record is None else record.gap
     return Diagnosis(
-        checks=Verdict(found=tuple(of_fit(context_of(posterior), gap)), open=_IN_PART),
+        checks=Verdict(
+            found=tuple(of_fit(context_of(posterior), gap)),
+            open="the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a "
+            "model of all of the data, pymc_ngvi.load(file, model), and ask there",
+        ),
         outcome="not made by a fit" if record is None else str(record.status),
         gap=gap,
         elbo=unknown if record is None else record.elbo,
@@ -1076,7 +1049,7 @@ def _weights_of(
     if own is not None or not n:
         weights = Weights(np.nan, np.nan, 0, 0) if own is None else weights_and_elbo(own)[0]
         return weights, Elbo(np.nan, np.nan) if record is None else record.elbo, np.empty(0)
-    ratio = weighed(posterior, n, rng) if kept is None else own_log_ratio(posterior, kept, n)
+    ratio = weighed(posterior, n, rng) if kept is None else log_ratio_of(posterior, kept, n, None)
     return *weights_and_elbo(ratio), ratio
 
 
@@ -1099,8 +1072,6 @@ def _weighted_shifts(
     took = costs_of(posterior).weight * len(ratio)
     n = min(N_SHOWN, len(ratio))
     theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), rng)))[:n], np.isfinite(ratio[:n])
-    if posterior.distribution.log_density(theta[:1]) is None:
-        return  # draws may be those of a proposal, and not of q
     theta, ratio = theta[finite], ratio[:n][finite]
     yield weighted_shift_of(theta, ratio, None)
     if functionals is not None and functionals.affordable(took) >= n:
@@ -1114,7 +1085,7 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
     if not most:
         return (), 0
     q = posterior.distribution
-    modes, n_compared = q.in_modes(), 0
+    modes, n_compared = [distribution_of(mode) for mode in getattr(q.q, "in_modes", ())], 0
     for part in modes or [q]:
         theta = part.draw(N_COMPARED, rng)
         found, n = equal_modes(posterior.density, q, theta, posterior.layout, most // max(len(modes), 1))

@@ -22,18 +22,16 @@ from pymc.backends.ndarray import NDArray as NDArrayTrace
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS
-from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.prices import hessian_in_gradients
 from pymc_ngvi.core.sizes import FIXED_SEED, check_cov_size, check_draws
-from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Target, VariationalState
+from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Indices, Target, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.density.shards import ShardedDensity
-from pymc_ngvi.families import DiagonalState, FullState, MixtureState, name_of
+from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.graphs.layout import Variable
@@ -46,8 +44,6 @@ from pymc_ngvi.results.structure import ModelStructure
 #: Effective draws for each dimension from which on their covariance is near enough to that of the posterior: where 400
 #: dimensions had 5, products of gradients came out 19 % short, and a path of exact draws drifted by 36 nats.
 _PER_DIM = 10.0
-#: Labels along an axis.
-type Labels = Sequence[str] | NDArray[np.generic]
 
 
 def to_multitrace(
@@ -55,31 +51,22 @@ def to_multitrace(
 ) -> MultiTrace:
     """Return draws as a PyMC trace."""
     of_values, of_stats = ({name: np.split(of, chains) for name, of in some.items()} for some in (values, stats))
-    return MultiTrace(
-        [
-            _chain(model, {k: of[c] for k, of in of_values.items()}, {k: of[c] for k, of in of_stats.items()}, c)
-            for c in range(chains)
-        ]
-    )
-
-
-def _chain(
-    model: pm.Model, values: dict[str, NDArray[np.generic]], stats: dict[str, NDArray[np.generic]], chain: int
-) -> NDArrayTrace:
-    n_draws = len(next(iter(values.values())))
-    trace = NDArrayTrace(
-        model=model,
-        vars=[SimpleNamespace(name=name) for name in values],
-        fn=_no_function,
-        var_shapes={name: value.shape[1:] for name, value in values.items()},
-        var_dtypes={name: value.dtype for name, value in values.items()},
-    )
-    trace.setup(draws=n_draws, chain=chain, sampler_vars=[{name: s.dtype for name, s in stats.items()}])
-    trace.samples = values
-    trace._stats = [stats]
-    trace.draw_idx = n_draws
-    trace.close()
-    return trace
+    traces, n_draws = [], len(next(iter(values.values()))) // chains
+    for chain in range(chains):
+        trace = NDArrayTrace(
+            model=model,
+            vars=[SimpleNamespace(name=name) for name in values],
+            fn=_no_function,
+            var_shapes={name: value.shape[1:] for name, value in values.items()},
+            var_dtypes={name: value.dtype for name, value in values.items()},
+        )
+        trace.setup(draws=n_draws, chain=chain, sampler_vars=[{name: s.dtype for name, s in stats.items()}])
+        trace.samples = {name: of[chain] for name, of in of_values.items()}
+        trace._stats = [{name: of[chain] for name, of in of_stats.items()}]
+        trace.draw_idx = n_draws
+        trace.close()
+        traces.append(trace)
+    return MultiTrace(traces)
 
 
 def _no_function(*_: object) -> Never:
@@ -176,17 +163,13 @@ def _plain_dims(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"{name}_dim_{i}" for i in range(len(shape)))
 
 
-def indices_of(layout: Layout, names: str | Sequence[str]) -> NDArray[np.intp]:
+def indices_of(layout: Layout, names: str | Sequence[str]) -> Indices:
     """Return the flat coordinates of the named variables, in the order of the names."""
-    wanted = [names] if isinstance(names, str) else list(names)
-    where = {v.name: v.where for v in layout.variables} | {v.value_name: v.where for v in layout.variables}
-    if any(name not in where for name in wanted):
-        where |= {layout.label(i): slice(i, i + 1) for i in range(layout.n_dim)}
-    unknown = [name for name in wanted if name not in where]
-    if unknown:
+    found = {name: layout.coordinates(name) for name in ([names] if isinstance(names, str) else names)}
+    if unknown := [name for name, at in found.items() if at is None]:
         known = ", ".join(repr(v.name) for v in layout.variables)
         raise ValueError(f"No free variable is called {', '.join(map(repr, unknown))}; there are {known}.")
-    return np.concatenate([np.arange(0), *(np.arange(where[name].start, where[name].stop) for name in wanted)])
+    return np.concatenate([np.arange(0), *(at for at in found.values() if at is not None)])
 
 
 def element_names(variable: xr.DataArray, leading: int) -> list[str]:
@@ -197,6 +180,11 @@ def element_names(variable: xr.DataArray, leading: int) -> list[str]:
         ", ".join(str(v[i]) for v, i in zip(values, at, strict=True)) for at in np.ndindex(*variable.shape[leading:])
     ]
     return [f"{variable.name}[{label}]" if dims else str(variable.name) for label in labels]
+
+
+def in_numbers(dataset: xr.Dataset) -> xr.Dataset:
+    """Return variables with 0 and 1 in the place of truth values, which can't be subtracted."""
+    return dataset.map(lambda of: of.astype(np.int64) if of.dtype == np.bool_ else of, keep_attrs=True)
 
 
 def one_chain(columns: Mapping[str, Array]) -> xr.Dataset:
@@ -212,7 +200,7 @@ def one_chain(columns: Mapping[str, Array]) -> xr.Dataset:
 def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
     """Return weights, means and standard deviations of components, unconstrained."""
     component, moment, weights = free_names(layout, "component", "moment", "weights")
-    leading: dict[str, Labels] = {component: np.arange(mixture.n_components), moment: ["mean", "sd"]}
+    leading = {component: np.arange(mixture.n_components), moment: np.array(["mean", "sd"])}
     moments = np.stack([mixture.means, mixture.sds], axis=1)
     shares = xr.DataArray(mixture.weights, dims=component, coords={component: leading[component]})
     return flat_dataset(layout, moments, leading).assign({weights: shares})
@@ -254,7 +242,7 @@ class Distribution:
     """An approximate posterior on the unconstrained scale, as far as reports go.
 
     All points are flat, (n_dim,) each, in the order of the layout. As it stands it is that of a Gaussian, or of a
-    user's own class. A density is not required: `log_density` may not be known.
+    user's own class.
     """
 
     #: A `VariationalState`, or what keeps draws in the place of one.
@@ -275,11 +263,6 @@ class Distribution:
         """What there is to add in a line: ``with weights 0.70, 0.30``; often empty."""
         return ""
 
-    @property
-    def family(self) -> str:
-        """The name of its family, for results that no fit made: ``full``."""
-        return name_of(self.q)
-
     # --- draws ---
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
@@ -299,19 +282,15 @@ class Distribution:
             z[:] = linalg.solve_lower(np.linalg.cholesky(z.T @ z / len(z)), np.ascontiguousarray(z.T)).T
         return np.asarray(self.q.draws(base))
 
-    def effective(self, n: int) -> float:
-        """Return how many independent draws ``n`` of its draws are worth, for means."""
+    def effective(self, n: int, *, of_globals: bool = False) -> float:
+        """Return how many independent draws ``n`` of its draws are worth for means, of global parameters or of all."""
         return float(n)
-
-    def effective_globals(self, n: int) -> float:
-        """Return the same for means of global parameters alone, where these repeat more often than draws do."""
-        return self.effective(n)
 
     def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return draws with the weights that it keeps of them, worth ``n`` as far as that can be had."""
         return Draws.of_equal_weight(self.draw(n, rng))
 
-    def sources(self, theta: Array) -> NDArray[np.intp]:
+    def sources(self, theta: Array) -> Indices:
         """Return numbers, (n,), that are equal for draws that are not independent."""
         return np.arange(len(theta))
 
@@ -329,7 +308,7 @@ class Distribution:
         """Return the covariance, (n_dim, n_dim)."""
         return np.asarray(self.q.cov())
 
-    def cov_block(self, index: NDArray[np.intp]) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates; raise ValueError where that would take too much memory."""
         block = getattr(self.q, "cov_block", None)
         check_cov_size(self.n_dim if block is None else len(index))
@@ -343,29 +322,12 @@ class Distribution:
 
     # --- densities, and weights ---
 
-    def log_density(self, theta: Array) -> Array | None:
-        """Return log q, (n_draws,), at the rows of ``theta``; None where it is not known."""
-        return self.rough_log_density(theta)
-
-    def rough_log_density(self, theta: Array) -> Array:
-        """Return log q, or that of a Gaussian near to it, to tell what is far from q."""
+    def log_density(self, theta: Array) -> Array:
+        """Return log q, (n_draws,), or that of a Gaussian near to it, to tell what is far from q."""
         return np.asarray(self.q.log_density(np.asarray(theta, dtype=np.float64)))
 
-    def in_modes(self) -> "Sequence[Distribution]":
-        """Return what it is at each of its modes; empty where it does not tell them apart."""
-        return ()
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether it has checks of its own, which were made with it, and all of these speak for it."""
-        return False
-
     def kept_log_weights(self) -> Array | None:
-        """Return the log weights of draws that it keeps; None where draws are made, and weighed, on call."""
-        return None
-
-    def sd_errors(self) -> Array | None:
-        """Return the relative standard errors of standard deviations that rest on kept weights, NaN of others."""
+        """Return the log weights of draws that it keeps in the place of a density; None where draws are weighed."""
         return None
 
     def log_weights(self, theta: Array, density: ModelDensity) -> Array:
@@ -378,8 +340,7 @@ class Distribution:
 
     def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
         """Return what ``sample_stats`` have of draws, log q where it is asked for and known, and attributes."""
-        found = self.log_density(theta) if log_q else None
-        return {} if found is None else {"log_q": found}, {}
+        return {"log_q": self.log_density(theta)} if log_q else {}, {}
 
     def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
         """Return groups that describe the distribution beside its draws."""
@@ -477,16 +438,13 @@ class PoolDistribution(Distribution):
         """The effective size of its draws."""
         return f"with an effective sample size of {self.q.effective_size:,.0f}"
 
-    @property
-    def family(self) -> str:
-        """The name of its family: ``exact`` or ``nested``."""
-        return self.q.kind
-
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of equal weight."""
         return self.q.draw(n, rng)
 
-    draw_matched = draw
+    def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws of the pool as it is."""
+        return self.q.draw(n, rng, enlarges=False)
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of what there is: not more than these are worth, where more would be repetitions."""
@@ -494,55 +452,29 @@ class PoolDistribution(Distribution):
             n = min(n, math.ceil(self.q.rest.effective_size(self.q.effective_size)))
         return self.q.draw(n, rng, enlarges=False)
 
-    def sources(self, theta: Array) -> NDArray[np.intp]:
+    def sources(self, theta: Array) -> Indices:
         """Return numbers, (n,), that are equal where globals are."""
         g = np.ascontiguousarray(theta[:, self.q.globals_])
         return np.unique(g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0], return_inverse=True)[1]
-
-    def log_density(self, theta: Array) -> None:
-        """Return None: it is not known."""
 
     def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return the pool, with the other coordinates at each, and its weights."""
         return self.q.joint(n, rng)
 
-    def effective(self, n: int) -> float:
-        """Return the effective size of the pool that they are taken from, where that can't be made as large."""
-        return self.q.effective_for(n)
+    def effective(self, n: int, *, of_globals: bool = False) -> float:
+        """Return the effective size of what they are taken from, where that can't be made as large."""
+        effective = self.q.effective_for(n)
+        return min(effective, self.q.effective_size_for_globals(n)) if of_globals else effective
 
-    def effective_globals(self, n: int) -> float:
-        """Return the same for means of the global parameters alone."""
-        return min(self.effective(n), self.q.effective_size_for_globals(n))
-
-    def cov(self) -> Array:
-        """Return the covariance."""
-        check_cov_size(self.n_dim)
-        return self.q.cov()
-
-    def rough_log_density(self, theta: Array) -> Array:
+    def log_density(self, theta: Array) -> Array:
         """Return that of the Gaussian fit, or of the Gaussians at all modes."""
         theta = np.asarray(theta, dtype=np.float64)
         fits = [mode.gaussian for mode in self.q.in_modes] or [self.q.gaussian, *self.q.others]
-        return logsumexp([fit.log_density(theta) for fit in fits], axis=0) - np.log(len(fits))
-
-    def in_modes(self) -> "Sequence[Distribution]":
-        """Return what it is at each of its modes; empty where it does not tell them apart."""
-        return [PoolDistribution(mode) for mode in self.q.in_modes]
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether nothing stands against calling it exact."""
-        return self.q.checks.is_exact
+        return linalg.logsumexp([fit.log_density(theta) for fit in fits], axis=0) - np.log(len(fits))
 
     def kept_log_weights(self) -> Array | None:
         """Return the log weights of the pool."""
         return self.q.pool.log_ratio
-
-    def sd_errors(self) -> Array:
-        """Return the relative errors of the standard deviations of the globals; NaN for the others."""
-        errors = np.full(self.n_dim, np.nan)
-        errors[self.q.globals_] = self.q.sd_errors
-        return errors
 
     def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
         """Say which draws have the same global parameters, and how many have different ones; log weights of pairs.
@@ -668,14 +600,13 @@ class Posterior:
 
     def log_q(self, theta: Array) -> Array:
         """Return log q, (n_draws,); raise ValueError where it is not known."""
-        found = self.distribution.log_density(np.asarray(theta, dtype=np.float64))
-        if found is None:
+        if self.distribution.kept_log_weights() is not None:
             raise ValueError(
                 f"The density of this approximation, {self.kind}, is not known: there are draws and "
                 "moments of it, but no log_q, nor importance weights of its draws."
-                + self._of_exact("approx.gaussian, the Gaussian fit that it began from, has log_q.")
+                + self.of_exact("approx.gaussian, the Gaussian fit that it began from, has log_q.")
             )
-        return found
+        return self.distribution.log_density(theta)
 
     def check_weighable(self, draws: int, what: str = "Weights take") -> None:
         """Raise where the fit has diverged, or draws are too few to judge weights of these."""
@@ -684,15 +615,8 @@ class Posterior:
         if check_draws(draws) < MIN_KHAT_DRAWS:
             raise ValueError(f"{what} at least {MIN_KHAT_DRAWS} draws; got {draws}.")
 
-    def check_correctable(self, what: str) -> None:
-        """Raise ValueError where draws are weighted already, and nothing is left to correct."""
-        if self.distribution.kept_log_weights() is not None:
-            raise ValueError(
-                f"There is nothing for {what} to correct: this posterior is a pool of draws with weights of its own."
-                + self._of_exact("The Gaussian fit that it began from is approx.gaussian.")
-            )
-
-    def _of_exact(self, sentence: str) -> str:
+    def of_exact(self, sentence: str) -> str:
+        """Return a sentence where the posterior is a weighted pool that a fit came before."""
         return f" {sentence}" if self.record is not None and self.record.is_pool else ""
 
     @property
@@ -763,8 +687,6 @@ class Costs:
     gradient: float
     #: Of a draw and its importance weight.
     weight: float
-    #: Of the density that was fitted.
-    hessian: float
 
 
 def costs_of(posterior: "Posterior") -> Costs:
@@ -777,8 +699,7 @@ def costs_of(posterior: "Posterior") -> Costs:
         gradients, way, more = _SEARCH if record is None or record.reparam != "noncentred" else _NO_SEARCH
     gradient = gradients * one + more + 0.5 * own
     weight = _LOG_P * one + 2.0 * (way * one + more) + own
-    of_hessian = hessian_in_gradients(posterior.density, 0 if record is None else record.n_hessians)
-    return Costs(gradient, weight, of_hessian * gradient)
+    return Costs(gradient, weight)
 
 
 def two_points(posterior: Posterior) -> xr.Dataset:

@@ -18,7 +18,7 @@ from pymc_ngvi.core.draws import density_of_normal
 from pymc_ngvi.core.importance import smoothed
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.status import Elbo
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Functionals
 from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY
@@ -108,7 +108,10 @@ def move(
         n_steps, size = _steps(step if t < n_trajectories - 1 else 0.5 * step, rng)
         momenta = rng.standard_normal(points.x.shape)
         if plan.coupled:
-            control = _turned(plan.gaussian, control, momenta, n_steps, size)
+            # By the angle that the same leapfrog steps turn draws of a standard normal.
+            angle, centre = n_steps * float(np.arccos(1.0 - 0.5 * size**2)), plan.gaussian.mean()
+            turned = np.sin(angle) * (plan.gaussian.draws(momenta) - centre)
+            control = centre + np.cos(angle) * (control - centre) + turned
         points, probability, _ = trajectory(plan.target, coordinates, points, momenta, n_steps, size, rng)
         acceptance[t] = probability.mean()
         if acceptance[t] < AIM - 0.15:
@@ -163,15 +166,9 @@ def _tried_step(
     return step
 
 
-def _turned(gaussian: GaussianState, control: Array, momenta: Array, n_steps: int, size: float) -> Array:
-    """Turn draws of a Gaussian by the angle that the same leapfrog steps turn those of a standard normal."""
-    angle = n_steps * float(np.arccos(1.0 - 0.5 * size**2))
-    centre = gaussian.mean()
-    return centre + np.cos(angle) * (control - centre) + np.sin(angle) * (gaussian.draws(momenta) - centre)
-
-
-#: Probabilities below the limits of 89 % intervals.
-LEVELS = {"lower": 0.055, "upper": 0.945}
+#: Probability beyond each limit of an 89 % interval, and those below the limits.
+_TAIL = 0.055
+LEVELS = {"lower": _TAIL, "upper": 1.0 - _TAIL}
 #: Probability of a false alarm among all figures of a kind together: a verdict looks at a dozen kinds.
 FAMILY_WISE = 0.001
 
@@ -184,7 +181,7 @@ class Estimates:
     value: Array
     se: Array
 
-    def beyond(self, size: float) -> NDArray[np.intp]:
+    def beyond(self, size: float) -> Indices:
         """Return the coordinates whose value stands out, the largest first."""
         value = np.abs(self.value)
         found = np.flatnonzero((value > size) & (value > critical(len(value)) * self.se))
@@ -200,7 +197,7 @@ def critical(n: int) -> float:
 _SHOWN = 0.25
 #: Drifts from which on q is not reliable: errors of 0.15 standard deviations in means, 12 % in standard deviations and
 #: 0.2 in limits are seen in nine of ten cases (docs/benchmarks/verdict_power.md).
-LIMITS = {"mean": 0.11, "sd": 0.09, "lower": 0.15, "upper": 0.15}
+LIMITS = {"mean": 0.11, "sd": 0.09, **dict.fromkeys(LEVELS, 0.15)}
 
 
 @dataclass(frozen=True)
@@ -209,11 +206,10 @@ class Drift:
 
     #: "mean", in standard deviations of q; "sd", relative to that of q; "lower" and "upper", limits of 89 % intervals.
     measures: dict[str, Estimates]
-    n_draws: int
     #: What is computed; None for coordinates.
     functionals: Functionals | None = None
 
-    def beyond(self, measure: str) -> NDArray[np.intp]:
+    def beyond(self, measure: str) -> Indices:
         """Return the columns that stand out, the most certain first: among what is whole, and among single elements.
 
         There are few of the first, so that less has to be allowed for chance.
@@ -223,9 +219,9 @@ class Drift:
         kinds = [np.flatnonzero(kind) for kind in (whole, ~whole)]
         return np.concatenate([kind[Estimates(of.value[kind], of.se[kind]).beyond(LIMITS[measure])] for kind in kinds])
 
-    def off(self) -> dict[str, NDArray[np.intp]]:
+    def off(self) -> dict[str, Indices]:
         """Return the columns that are off by more than a limit, and not by chance, by measure."""
-        found, known = dict[str, NDArray[np.intp]](), np.empty(0, dtype=np.intp)
+        found, known = dict[str, Indices](), np.empty(0, dtype=np.intp)
         for name in self.measures:
             columns = self.beyond(name)
             # What is said of a mean or a standard deviation is not said of limits again.
@@ -260,7 +256,7 @@ class Drift:
 _LEAST_RATIO = 0.01
 
 
-def diffused(z: Array, rate: Array, spread: Array, source: NDArray[np.intp]) -> dict[str, Estimates]:
+def diffused(z: Array, rate: Array, spread: Array, source: Indices) -> dict[str, Estimates]:
     """Return what rates of change say of columns, (n, k), that have mean 0 and variance 1 or about.
 
     With z the column, L z its rate and b half of the rate at which its variance grows, :math:`L f(z) = f'(z) L z +
@@ -294,7 +290,7 @@ def diffused(z: Array, rate: Array, spread: Array, source: NDArray[np.intp]) -> 
     return found
 
 
-def _sums_by(source: NDArray[np.intp]) -> sparse.csr_array:
+def _sums_by(source: Indices) -> sparse.csr_array:
     return sparse.csr_array((np.ones(len(source)), (source, np.arange(len(source)))))
 
 
@@ -371,7 +367,7 @@ def joint_drift_of(moved: Moved) -> JointDrift:
     return JointDrift(mean, far, change[apart > far], int(np.sum(apart < -far)), len(change), n_dim)
 
 
-def compared(scores: Array, before: Array, after: Array, source: NDArray[np.intp]) -> dict[str, Estimates]:
+def compared(scores: Array, before: Array, after: Array, source: Indices) -> dict[str, Estimates]:
     """Return by how much moments and limits of columns, (n, k), change from weights of draws to other weights of them.
 
     Draws of one source, as before and after they were moved, are not independent. Whether a limit moves is judged by
@@ -405,7 +401,7 @@ def moved_drift_of(moved: Moved, scores: Array, functionals: Functionals | None 
     """Return the drift of columns, (2 n, k), from controls to moved draws."""
     n = len(moved.end)
     after = np.repeat((0.0, 1.0 / n), n)
-    return Drift(compared(scores, after[::-1], after, np.tile(np.arange(n), 2)), n, functionals)
+    return Drift(compared(scores, after[::-1], after, np.tile(np.arange(n), 2)), functionals)
 
 
 def normal_scores(values: Array) -> Array:
@@ -420,7 +416,7 @@ def normal_scores(values: Array) -> Array:
         return np.asarray(ndtri((rankdata(values, axis=0) - 0.5) / len(values)))
 
 
-def where_usable(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
+def where_usable(usable: Bools, estimates: Estimates) -> Estimates:
     """Return estimates, 0 with an error of 1 where they are of no use."""
     return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, 1.0))
 
@@ -441,7 +437,7 @@ def functional_drift_of(functionals: Functionals, moved: Moved, seconds: float) 
 def weighted_shift_of(values: Array, log_ratio: Array, functionals: Functionals | None) -> Drift:
     """Return by how much importance weights move coordinates, or what is computed of draws, (n_draws, n_columns)."""
     n, weights = len(values), softmax(smoothed(log_ratio)[0])
-    return Drift(compared(normal_scores(values), np.full(n, 1.0 / n), weights, np.arange(n)), n, functionals)
+    return Drift(compared(normal_scores(values), np.full(n, 1.0 / n), weights, np.arange(n)), functionals)
 
 
 # --- symmetries that log p may have ---
@@ -473,10 +469,10 @@ class _Item(NamedTuple):
     variables: tuple[Variable, ...]
     axis: int
     #: Places of each label in the flat vector; shape (n_labels, ...).
-    places: NDArray[np.intp]
+    places: Indices
 
 
-def _mapped(theta: Array, order: NDArray[np.intp], sign: NDArray[np.int8], sums: tuple[NDArray[np.intp], ...]) -> Array:
+def _mapped(theta: Array, order: Indices, sign: NDArray[np.int8], sums: tuple[Indices, ...]) -> Array:
     """Return the images of draws, (n_draws, n_dim): places in another order, some with the opposite sign.
 
     A simplex is made of centred logarithms, of which the last is implied by the others: places behind the flat vector
@@ -536,7 +532,7 @@ def families_of(layout: Layout) -> list[SymmetryFamily]:
     return sorted(found, key=lambda family: len(family.where))
 
 
-def _axes_by_length(layout: Layout) -> tuple[list[list[_Item]], tuple[NDArray[np.intp], ...]]:
+def _axes_by_length(layout: Layout) -> tuple[list[list[_Item]], tuple[Indices, ...]]:
     """Return the axes along which entries could be exchanged, by constrained length, and what is summed."""
     axes, sums, n = dict[int, list[_Item]](), [], layout.n_dim
     for variable in layout.variables:
@@ -640,22 +636,21 @@ class _Comparison:
     """log p at draws and at their images, within a number of evaluations."""
 
     def __init__(self, density: ModelDensity, q: Distribution, theta: Array, most: int) -> None:
-        self.density, self.q, self.left, self.n_log_p = density, q, most, 0
+        self.density, self.q, self.most, self.n_log_p = density, q, most, 0
         self._mean, self._sd = q.mean()[None], q.sd()
         theta = theta[np.isfinite(theta).all(axis=1)]
         logp = self._log_p(theta)
         self.theta, self.logp = theta[np.isfinite(logp)], logp[np.isfinite(logp)]
-        self.log_q = q.rough_log_density(self.theta)
+        self.log_q = q.log_density(self.theta)
 
     def _log_p(self, theta: Array) -> Array:
-        self.left -= len(theta)
         self.n_log_p += len(theta)
         return self.density.logp(theta) if len(theta) else np.empty(0)
 
     def hold_at_one(self, members: list[Callable[[Array], Array]]) -> list[bool]:
         """Tell which candidates leave log p as it is at the first draw; False of those beyond the number."""
         result: list[bool] = []
-        affordable, size = members[: self.left], max(1, STREAMED // max(self.theta.shape[1], 1))
+        affordable, size = members[: max(self.most - self.n_log_p, 0)], max(1, STREAMED // max(self.theta.shape[1], 1))
         for some in (affordable[i : i + size] for i in range(0, len(affordable), size)):
             logp = self._log_p(np.concatenate([member(self.theta[:1]) for member in some]))
             result += _equal(logp, self.logp[0]).tolist()
@@ -665,16 +660,16 @@ class _Comparison:
         """Tell where a candidate maps most of q, and whether it is a symmetry if that is elsewhere."""
         theta = member(self.theta)
         with np.errstate(invalid="ignore", over="ignore"):
-            outside = ~(self.log_q - self.q.rough_log_density(theta) <= LOG_OUTSIDE)
+            outside = ~(self.log_q - self.q.log_density(theta) <= LOG_OUTSIDE)
         # Draws that cover all images have a mean that stays where it is.
         moves = np.abs(member(self._mean)[0] - self._mean[0]) > _MOVES * self._sd
         if outside.mean() <= MOSTLY or not moves.any():
             return None
-        holds = len(theta) <= self.left and _equal(self._log_p(theta), self.logp).all()
+        holds = self.n_log_p + len(theta) <= self.most and _equal(self._log_p(theta), self.logp).all()
         return bool(holds)
 
 
-def _equal(one: Array, other: Array | float) -> NDArray[np.bool_]:
+def _equal(one: Array, other: Array | float) -> Bools:
     return np.abs(one - other) <= _ROUNDING * (1.0 + np.abs(other))
 
 
@@ -699,7 +694,7 @@ def _counted(kept: list[tuple[SymmetryFamily, list[_Image]]], n_dim: int) -> lis
     return result
 
 
-def _add_signs(basis: set[int], negative: NDArray[np.bool_]) -> None:
+def _add_signs(basis: set[int], negative: Bools) -> None:
     """Add a set of coordinates that change signs to a basis of such sets, unless it is a product of those there."""
     bits = int.from_bytes(np.packbits(negative).tobytes())
     for other in sorted(basis, reverse=True):

@@ -1,11 +1,11 @@
 """Densities of data: marginal likelihoods, and of parts that are left out, by weights or by fits."""
 
+import functools
 import logging
 import time
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import NotApart, suggestion
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.sizes import AT_ONCE, HELD, MOST_NUMBERS, N_PREDICTED, N_SHOWN, seed_of
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import Array, Bools, GaussianState, Indices
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
 from pymc_ngvi.density.observed_rows import (
@@ -70,7 +70,7 @@ class RowSites:
     grad: Array
     hessian: Array
     #: Whether q lets all predictors vary by themselves: else derivatives in them may be many things; shape (n_rows,).
-    are_free: NDArray[np.bool_]
+    are_free: Bools
     #: The part of the precision of q that is the site's, in the direction in which it is largest; shape (n_rows,).
     influence: Array
     #: NaN where the site is more precise than q; shape (n_rows, k), (n_rows, k, k).
@@ -177,7 +177,7 @@ logger = logging.getLogger("pymc.ngvi")
 
 def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
     """Return log p(y); see `NGVIApproximation.log_marginal_likelihood`."""
-    state = getattr(posterior.distribution, "q", None)
+    state = posterior.distribution.q
     if not isinstance(state, PoolState):
         why = f" ({posterior.record.posterior})" if posterior.record is not None and posterior.record.posterior else ""
         raise ValueError(
@@ -202,7 +202,6 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
 _N_OF_REFIT = 20_000
 #: Draws at least: fewer do not tell whether weights are good.
 _FEWEST_DRAWS = 2 * MIN_KHAT_DRAWS
-_LOG = "log"
 
 #: From log p to what fits it, again and again as its data change: from a seed to the posterior.
 type Refit = Callable[[LogDensity], Callable[[int], Posterior]]
@@ -222,10 +221,6 @@ class Wanted(NamedTuple):
     least: int = 0
 
 
-#: Of each score: log predictive density, its Monte Carlo error, and the k-hat of what it is a mean of; (n_scores, 3).
-type Scores = Array
-
-
 def leave_out(
     posterior: Posterior,
     elementwise: ObservedLogp,
@@ -242,7 +237,7 @@ def leave_out(
     scores, good = _scored(found, parts), khat_limit(max(int(found.worth * len(found.log_weights)), MIN_KHAT_DRAWS))
     again: list[int] = [] if refit is None else np.unique(parts.part[~(scores[:, 2] <= good)]).tolist()
     if again and refit is not None:
-        scores = _Refits(posterior, elementwise, masked, found, refit, good, rng).scored(parts, scores, again)
+        scores = _by_fits(posterior, elementwise, masked, parts, found, scores, again, refit, good, rng)
     is_bad, said = ~(scores[:, 2] <= good), list[str]()
     scores[is_bad, 1] = np.nan
     if is_bad.any():
@@ -268,7 +263,7 @@ def _predictives(
     rng: np.random.Generator,
 ) -> Predictives:  # fmt: skip
     """Return densities with groups integrated again, or those of draws where there are none to integrate."""
-    state = getattr(posterior.distribution, "q", None)
+    state = posterior.distribution.q
     trees = getattr(state, "rest", None)
     if isinstance(state, PoolState) and isinstance(trees, IntegratedTrees) and trees.quadrature is not None:
         try:
@@ -283,7 +278,9 @@ def _predictives(
             "folds."
         )
     theta, log_weights = _draws(posterior, n, rng)
-    return Predictives(log_weights, *_sums(elementwise, theta, parts), posterior.distribution.effective_globals(n) / n)
+    return Predictives(
+        log_weights, *_sums(elementwise, theta, parts), posterior.distribution.effective(n, of_globals=True) / n
+    )
 
 
 def _draws(posterior: Posterior, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -307,9 +304,9 @@ def _sums(elementwise: ObservedLogp, theta: Array, parts: DataParts) -> tuple[Ar
     return np.concatenate(out), np.concatenate(scored)
 
 
-def _scored(found: Predictives, parts: DataParts) -> Scores:
-    """Return scores by Pareto-smoothed weights of each part."""
-    scores = np.empty((parts.scored.shape[0], 3))
+def _scored(found: Predictives, parts: DataParts) -> Array:
+    """Return scores by Pareto-smoothed weights of each part: an `Estimate` in each row, (n_scores, 3)."""
+    scores = np.empty((parts.scored.shape[0], len(Estimate._fields)))
     order, counts = np.argsort(parts.part, kind="stable"), np.bincount(parts.part, minlength=parts.out.shape[0])
     for i, of_part in enumerate(np.split(order, np.cumsum(counts)[:-1])):
         log_ratio = found.log_weights - found.log_out[:, i]
@@ -321,15 +318,13 @@ def _scored(found: Predictives, parts: DataParts) -> Scores:
     return scores
 
 
-#: Of draws of the posterior of all data: log densities of scores, (n_scores,); smoothed log weights without each part,
-#: (n_draws, n_parts); and the k-hats of these.
-type _InSample = tuple[Array, Array, Array]
-
-
 def _in_sample(
     posterior: Posterior, elementwise: ObservedLogp, parts: DataParts, rng: np.random.Generator
-) -> _InSample:
-    """Return what draws say that `NGVIApproximation.sample` gives for the same seed."""
+) -> tuple[Array, Array, Array]:
+    """Return what draws say that `NGVIApproximation.sample` gives for the same seed.
+
+    Log densities of scores, (n_scores,); smoothed log weights without each part, (n_draws, n_parts); their k-hats.
+    """
     theta, log_weights = _draws(posterior, int(np.clip(HELD // parts.scored.shape[0], 1, N_PREDICTED)), rng)
     out, scored = _sums(elementwise, theta, parts)
     smooth = smoothed(log_weights)[0]
@@ -345,70 +340,57 @@ def _in_sample(
 type _Fit = tuple[Predictives, Estimate | None]
 
 
-@dataclass(frozen=True, eq=False)
-class _Refits:
-    """Fits without parts of the data."""
+def _by_fits(
+    posterior: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, parts: DataParts, whole: Predictives,
+    scores: Array, again: Sequence[int], refit: Refit, good: float, rng: np.random.Generator,
+) -> Array:  # fmt: skip
+    """Return the scores, some parts of which are left out by fits; ``whole`` is with all data."""
+    began, result = time.perf_counter(), scores.copy()
+    each = posterior.record.run_seconds if posterior.record is not None else 0.0
+    logger.info(f"{len(again):,} of {parts.out.shape[0]:,} parts are left out by fits, of {in_words(each)} each.")
 
-    posterior: Posterior
-    elementwise: ObservedLogp
-    masked: MaskedDensity
-    #: With all data.
-    whole: Predictives
-    refit: Refit
-    good: float
-    rng: np.random.Generator
+    @functools.cache
+    def fits() -> Callable[[int], Posterior]:
+        masked.leave_out(np.empty(0, dtype=np.intp))
+        return refit(masked.density)
 
-    def scored(self, parts: DataParts, scores: Scores, again: Sequence[int]) -> Scores:
-        """Return the scores, some parts of which are left out by fits."""
-        began, result = time.perf_counter(), scores.copy()
-        each = self.posterior.record.run_seconds if self.posterior.record is not None else 0.0
-        logger.info(f"{len(again):,} of {parts.out.shape[0]:,} parts are left out by fits, of {in_words(each)} each.")
-        n_failed = 0
-        for part in again:
-            of_part = np.flatnonzero(parts.part == part)
-            try:
-                result[of_part] = self._of_part(parts.only(part), None if not parts.are_whole else part)
-            except Exception:  # whatever it is: the others go on
-                logger.debug("A fit without a part failed.", exc_info=True)
-                n_failed += 1
-        logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
-        if n_failed:
-            logger.warning(f"{n_failed:,} of {len(again):,} fits failed, or can't be relied on.")
-        return result
+    @functools.cache
+    def evidence() -> Estimate | None:
+        return _evidence(posterior, rng)
 
-    def _of_part(self, part: DataParts, number: int | None) -> Scores:
-        """Return the scores of a part, by its number where it is predicted as a whole."""
-        out, found = part.rows_out(0), list[Estimate]()
-        without = self._without(out, part)
-        for score in range(len(part.part)):
-            estimate = log_mean(*without[0].side(score))
-            if not estimate.khat <= self.good and number is not None:
-                more = replace(self.whole, log_scored=self.whole.log_out[:, [number]]), self._evidence
-                estimate = _ratio(more, without, score, self.good)
-            elif not estimate.khat <= self.good:
-                more = self._without(np.setdiff1d(out, rows_of_set(part.scored, score)), part)
-                estimate = _ratio(more, without, score, self.good)
-            found.append(estimate)
-        return np.array(found)
-
-    def _without(self, rows: NDArray[np.intp], part: DataParts) -> _Fit:
-        """Fit without some rows."""
-        fitted = self._fitted
-        self.masked.leave_out(rows)
-        found = fitted(seed_of(self.rng))
+    def without(rows: Indices, part: DataParts) -> _Fit:
+        fit = fits()
+        masked.leave_out(rows)
+        found = fit(seed_of(rng))
         if found.record is not None and found.record.doubts:
             raise ValueError("; ".join(found.record.doubts))
-        evidence = _evidence(found, self.rng)  # before the weights of rows change
-        return _predictives(found, self.elementwise, self.masked, part, _N_OF_REFIT, self.rng), evidence
+        of_fit = _evidence(found, rng)  # before the weights of rows change
+        return _predictives(found, elementwise, masked, part, _N_OF_REFIT, rng), of_fit
 
-    @cached_property
-    def _fitted(self) -> Callable[[int], Posterior]:
-        self.masked.leave_out(np.empty(0, dtype=np.intp))
-        return self.refit(self.masked.density)
+    def score_of(score: int, part: DataParts, less: _Fit, number: int) -> Estimate:
+        """Return a score by draws without its part; where few of these decide, by what joins them and those with it."""
+        estimate = log_mean(*less[0].side(score))
+        if estimate.khat <= good:
+            return estimate
+        if parts.are_whole:
+            more: _Fit = replace(whole, log_scored=whole.log_out[:, [number]]), evidence()
+        else:
+            more = without(np.setdiff1d(part.rows_out(0), rows_of_set(part.scored, score)), part)
+        return _ratio(more, less, score, good)
 
-    @cached_property
-    def _evidence(self) -> Estimate | None:
-        return _evidence(self.posterior, self.rng)
+    n_failed = 0
+    for number in again:
+        part, of_part = parts.only(number), np.flatnonzero(parts.part == number)
+        try:
+            less = without(part.rows_out(0), part)
+            result[of_part] = [score_of(score, part, less, number) for score in range(len(part.part))]
+        except Exception:  # whatever it is: the others go on
+            logger.debug("A fit without a part failed.", exc_info=True)
+            n_failed += 1
+    logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
+    if n_failed:
+        logger.warning(f"{n_failed:,} of {len(again):,} fits failed, or can't be relied on.")
+    return result
 
 
 def _evidence(posterior: Posterior, rng: np.random.Generator) -> Estimate | None:
@@ -419,7 +401,7 @@ def _evidence(posterior: Posterior, rng: np.random.Generator) -> Estimate | None
         return log_mean(log_weights, np.zeros(_N_OF_REFIT))
     state = distribution.q
     value, se = state.log_normaliser()
-    return Estimate(value, se, state.khat) if distribution.is_checked else None
+    return Estimate(value, se, state.khat) if state.checks.is_exact else None
 
 
 def _ratio(more: _Fit, less: _Fit, score: int, good: float) -> Estimate:
@@ -440,7 +422,13 @@ def _ratio(more: _Fit, less: _Fit, score: int, good: float) -> Estimate:
 
 
 def _elpd_data(
-    asked: Wanted, scores: Scores, again: Sequence[int], in_sample: _InSample, n_draws: int, good: float, warning: bool
+    asked: Wanted,
+    scores: Array,
+    again: Sequence[int],
+    in_sample: tuple[Array, Array, Array],
+    n_draws: int,
+    good: float,
+    warning: bool,
 ) -> "ELPDData":
     from arviz_stats.utils import ELPDDataLFO, ELPDDataLOO, ELPDDataLOOKFold
 
@@ -457,7 +445,7 @@ def _elpd_data(
         "p": float(p.sum()),
         "n_samples": n_draws,
         "n_data_points": n,
-        "scale": _LOG,
+        "scale": "log",
         "warning": warning,
         "good_k": good,
         "elpd_i": array(elpd, "elpd_i"),
@@ -523,7 +511,7 @@ def asked_for(
 
 def _groups(
     posterior: Posterior, elementwise: ObservedLogp, name: str, groups: str | ArrayLike
-) -> tuple[NDArray[np.intp], NDArray[Any], str]:
+) -> tuple[Indices, NDArray[Any], str]:
     """Return the number of the group of each row, the labels of groups, and the name of the dim."""
     shape, model = elementwise.shape, posterior.model
     if not isinstance(groups, str):
@@ -554,7 +542,7 @@ def _groups(
     )
 
 
-def _folds(folds: int | ArrayLike, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[NDArray[np.intp], int]:
+def _folds(folds: int | ArrayLike, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Indices, int]:
     n = int(np.prod(shape))
     if np.ndim(folds) == 0:
         if isinstance(folds, bool) or not isinstance(folds, int | np.integer) or not 2 <= folds <= n:
@@ -566,7 +554,7 @@ def _folds(folds: int | ArrayLike, shape: tuple[int, ...], rng: np.random.Genera
     return fold, len(labels)
 
 
-def _labels(option: str, given: ArrayLike, shape: tuple[int, ...]) -> tuple[NDArray[np.intp], NDArray[Any]]:
+def _labels(option: str, given: ArrayLike, shape: tuple[int, ...]) -> tuple[Indices, NDArray[Any]]:
     """Return the number of the label of each row, and the labels."""
     array = np.asarray(given)
     if array.shape != shape:
@@ -581,10 +569,6 @@ def _labels(option: str, given: ArrayLike, shape: tuple[int, ...]) -> tuple[NDAr
 _MOST_ERROR = 1e-3
 #: Part of the precision of q, due to one observation, above which what is predicted without it is not reliable.
 INFLUENTIAL = 0.3
-#: What is NaN where there is no one linear predictor.
-_OF_PREDICTOR = (
-    "mean", "variance", "alpha", "gamma", "natural", "pseudo_observation", "cavity_mean", "cavity_variance"
-)  # fmt: skip
 
 
 def sites(posterior: Posterior, var_name: str | None) -> xr.Dataset:
@@ -595,32 +579,8 @@ def sites(posterior: Posterior, var_name: str | None) -> xr.Dataset:
         raise ValueError(
             f"The rows are in {parts}, and have no sites here. Fit a {one} alone to see those of its rows."
         )
-    q, name = _gaussian(posterior), observed_name(posterior, var_name)
-    posterior.check_weights()
-    try:
-        found = observed_rows(density, name)
-        kinds = list(zip(found.kinds, _sites_of(found, q), strict=True))
-    except NotApart as error:
-        raise ValueError(
-            f"The observations of {name!r} have no sites, as their log densities are not functions of a few linear "
-            f"predictors each: {error}. For predictive densities take pm.compute_log_likelihood on draws, and "
-            "arviz.loo."
-        ) from error
-    values = {key: np.full(int(np.prod(found.shape)), np.nan) for key in (*_OF_PREDICTOR, "influence", "log_density")}
-    for kind, of_rows in kinds:
-        unclear = ~(of_rows.error <= _MOST_ERROR)
-        values["influence"][kind.elements] = of_rows.influence
-        values["log_density"][kind.elements] = np.where(unclear, np.nan, of_rows.log_predictive)
-        if kind.linear is not None:
-            for key, value in _of_linear_predictor(kind, of_rows).items():
-                values[key][kind.elements] = value
-    return _dataset(posterior, name, found.shape, values)
-
-
-def _gaussian(posterior: Posterior) -> GaussianState:
-    """Return q; raise ValueError where it is no Gaussian."""
-    q = getattr(posterior.distribution, "q", None)
-    if q is None or not hasattr(q, "covariances"):
+    q, name = posterior.distribution.q, observed_name(posterior, var_name)
+    if not hasattr(q, "covariances"):
         exact = posterior.record is not None and posterior.record.is_exact
         raise ValueError(
             f"Sites are those of a Gaussian fit, and this is {posterior.kind}. "
@@ -631,7 +591,38 @@ def _gaussian(posterior: Posterior) -> GaussianState:
                 else "Fit with posterior='gaussian', and without reparam."
             )
         )
-    return cast(GaussianState, q)
+    posterior.check_weights()
+    try:
+        found = observed_rows(density, name)
+        kinds = list(zip(found.kinds, _sites_of(found, q), strict=True))
+    except NotApart as error:
+        raise ValueError(
+            f"The observations of {name!r} have no sites, as their log densities are not functions of a few linear "
+            f"predictors each: {error}. For predictive densities take pm.compute_log_likelihood on draws, and "
+            "arviz.loo."
+        ) from error
+    keys = (  # all but the last two are NaN where there is no one linear predictor
+        "mean", "variance", "alpha", "gamma", "natural", "pseudo_observation", "cavity_mean", "cavity_variance",
+        "influence", "log_density",
+    )  # fmt: skip
+    values = {key: np.full(int(np.prod(found.shape)), np.nan) for key in keys}
+    for kind, of_rows in kinds:
+        unclear = ~(of_rows.error <= _MOST_ERROR)
+        values["influence"][kind.elements] = of_rows.influence
+        values["log_density"][kind.elements] = np.where(unclear, np.nan, of_rows.log_predictive)
+        if kind.linear is not None:
+            for key, value in _of_linear_predictor(kind, of_rows).items():
+                values[key][kind.elements] = value
+    dims, coords = axes_of(posterior.model, name, found.shape, leading=True)
+    log_density, n = values["log_density"], len(values["log_density"])
+    attrs = {
+        "var_name": name,
+        "elpd": float(log_density.sum()),
+        "elpd_se": float(np.sqrt(n * np.var(log_density, ddof=1))) if n > 1 else float("nan"),
+        "n_missing": int(np.isnan(log_density).sum()),
+        "n_influential": int((values["influence"] > INFLUENTIAL).sum()),
+    }
+    return xr.Dataset({key: (dims, v.reshape(found.shape)) for key, v in values.items()}, coords=coords, attrs=attrs)
 
 
 def observed_name(posterior: Posterior, var_name: str | None) -> str:
@@ -680,16 +671,3 @@ def _of_linear_predictor(kind: ObservedKind, of_rows: RowSites) -> dict[str, Arr
         "cavity_mean": cavity_mean,
         "cavity_variance": cavity_variance,
     }
-
-
-def _dataset(posterior: Posterior, name: str, shape: tuple[int, ...], values: dict[str, Array]) -> xr.Dataset:
-    dims, coords = axes_of(posterior.model, name, shape, leading=True)
-    log_density, n = values["log_density"], len(values["log_density"])
-    attrs = {
-        "var_name": name,
-        "elpd": float(log_density.sum()),
-        "elpd_se": float(np.sqrt(n * np.var(log_density, ddof=1))) if n > 1 else float("nan"),
-        "n_missing": int(np.isnan(values["log_density"]).sum()),
-        "n_influential": int((values["influence"] > INFLUENTIAL).sum()),
-    }
-    return xr.Dataset({key: (dims, v.reshape(shape)) for key, v in values.items()}, coords=coords, attrs=attrs)

@@ -11,7 +11,6 @@ import uuid
 import warnings
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -27,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
 
 from pymc_ngvi.core.messages import N_NAMED
-from pymc_ngvi.core.stored import Stored, all_stored, entry_of, stored, with_tag
+from pymc_ngvi.core.stored import Stored, all_stored, entry_of, with_tag
 from pymc_ngvi.core.types import AnyArray, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
@@ -105,9 +104,9 @@ def _check_is_whole(name: str, item: h5py.Group | h5py.Dataset) -> None:
         raise DamagedError(f"{names[0]!r} is a link to what is elsewhere, which is never followed")
 
 
-#: A value as JSON, and one that is made of several.
+#: A value as JSON; what files hold, by name.
 type Json = Any
-type Form = dict[str, Json]
+type Content = dict[str, Json]
 #: Types of numbers that an array may have.
 _NUMBERS = frozenset(
     ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
@@ -123,10 +122,6 @@ class DamagedError(ValueError):
 class UnknownTagError(ValueError):
     """A file holds something that this version does not know."""
 
-    def __init__(self, tag: str) -> None:
-        super().__init__(f"it holds a {tag!r}, which this version does not know")
-        self.tag = tag
-
 
 class Encoder:
     """Values of this package as JSON and arrays, and back; nothing else can be made of a file.
@@ -139,7 +134,7 @@ class Encoder:
         self.arrays: dict[str, NDArray[np.generic]] = {}
         self._inline = inline
         # The object beside what it became, so that its id stays its own.
-        self._seen: dict[int, tuple[object, Form]] = {}
+        self._seen: dict[int, tuple[object, Content]] = {}
 
     def encode(self, value: object, path: str) -> Json:
         """Return the JSON of a value."""
@@ -168,14 +163,14 @@ class Encoder:
         entry = _entry_of(type(value), path)
         return {"class": entry.tag, "of": {k: self.encode(v, f"{path}.{k}") for k, v in entry.fields(value).items()}}
 
-    def _array(self, array: NDArray[np.generic], path: str) -> Form:
+    def _array(self, array: NDArray[np.generic], path: str) -> Content:
         if array.dtype.name not in _NUMBERS:
             return self._texts(array, path)
         if id(array) in self._seen:
             return self._seen[id(array)][1]
         # The same bits again need the same order in memory: BLAS adds up in another one otherwise.
         turned = array.flags.f_contiguous and not array.flags.c_contiguous
-        form: Form = {"dtype": array.dtype.name} | ({"turned": True} if turned else {})
+        form: Content = {"dtype": array.dtype.name} | ({"turned": True} if turned else {})
         if not array.size or (self._inline and array.size <= _FEW):
             form |= {"values": [self.encode(v, path) for v in array.ravel().tolist()], "shape": list(array.shape)}
         else:
@@ -185,7 +180,7 @@ class Encoder:
         self._seen[id(array)] = (array, form)
         return form
 
-    def _texts(self, array: NDArray[np.generic], path: str) -> Form:
+    def _texts(self, array: NDArray[np.generic], path: str) -> Content:
         kind, shape = array.dtype.kind, list(array.shape)
         if kind in "mM":
             return {"dtype": array.dtype.str, "values": array.ravel().view(np.int64).tolist(), "shape": shape}
@@ -237,7 +232,7 @@ class Decoder:
                 raise DamagedError(f"it holds a value of unknown kind, {sorted(form)}")
         raise DamagedError(f"it holds {form!r}")
 
-    def _array(self, form: Form) -> object:
+    def _array(self, form: Content) -> object:
         dtype = _dtype(form["dtype"])
         if "array" not in form:
             values = np.empty(len(form["values"]), dtype=object)
@@ -268,7 +263,7 @@ def _with_tag(tag: object) -> Stored:
         raise DamagedError(f"it has {tag!r} where the name of a class should be")
     entry = with_tag(tag)
     if entry is None:
-        raise UnknownTagError(tag)
+        raise UnknownTagError(f"it holds a {tag!r}, which this version does not know")
     return entry
 
 
@@ -279,61 +274,43 @@ def _dtype(name: object) -> np.dtype:
     return np.dtype(name)
 
 
-@stored("model.free_variable")
-@dataclass(frozen=True)
-class FreeVariable:
-    """What a file keeps of a free variable, and what of it has to agree with the model."""
+def free_variables(model: pm.Model, layout: Layout) -> list[Content]:
+    """Return what a file keeps of the free variables of a model, in the order of its layout.
 
-    #: Of the random variable, and of its unconstrained value.
-    name: str
-    value_name: str
-    #: Unconstrained.
-    shape: tuple[int, ...]
-    #: Class names of its transform; empty where there is none.
-    transform: str
-    #: Where they are those of the unconstrained value.
-    dims: tuple[str, ...] | None
-    #: Labels of the dims.
-    coords: dict[str, NDArray[np.generic]]
-
-
-def free_variables(model: pm.Model, layout: Layout) -> list[FreeVariable]:
-    """Return the free variables of a model in the order of its layout."""
-    # Of a chain, the outermost first.
+    Names and shapes are those of unconstrained values, and so are dims, with their labels, where they have some;
+    transforms are named by their classes, of a chain the outermost first.
+    """
     parts = {
         rv.name: getattr(transform, "transform_list", [transform])[::-1]
         for rv, transform in model.rvs_to_transforms.items()
         if transform is not None
     }
     return [
-        FreeVariable(
-            name=v.name,
-            value_name=v.value_name,
-            shape=v.shape,
-            transform=" of ".join(type(part).__name__ for part in parts.get(v.name, ())),
-            dims=v.dims,
-            coords={dim: layout.coords[dim] for dim in v.dims or ()},
-        )
+        {
+            "name": v.name,
+            "value_name": v.value_name,
+            "shape": v.shape,
+            "transform": " of ".join(type(part).__name__ for part in parts.get(v.name, ())),
+            "dims": v.dims,
+            "coords": {dim: layout.coords[dim] for dim in v.dims or ()},
+        }
         for v in layout.variables
     ]
 
 
-#: What of a free variable has to agree, and what it is called.
-_COMPARED = {"value_name": "unconstrained value", "transform": "transform", "shape": "shape", "dims": "dims"}
-
-
-def differences(saved: list[FreeVariable], now: list[FreeVariable]) -> list[str]:
+def differences(saved: list[Content], now: list[Content]) -> list[str]:
     """Return a line for each difference between the free variables of a file and those of a model."""
-    then, there = {v.name: v for v in saved}, {v.name: v for v in now}
+    then, there = ({v["name"]: v for v in of} for of in (saved, now))
     lines = [f"{name!r} is not in the model" for name in then if name not in there]
     lines += [f"{name!r} is not in the file" for name in there if name not in then]
     for name in (name for name in then if name in there):
         one, other = then[name], there[name]
-        pairs = [(what, getattr(one, of), getattr(other, of)) for of, what in _COMPARED.items()]
+        compared = {"unconstrained value": "value_name", "transform": "transform", "shape": "shape", "dims": "dims"}
+        pairs = [(what, one[key], other[key]) for what, key in compared.items()]
         differ = [(what, _shown(a), _shown(b)) for what, a, b in pairs if a != b] or [
-            (f"other labels along {dim!r}:", _labels(labels), _labels(other.coords[dim]))
-            for dim, labels in one.coords.items()
-            if list(map(str, labels.tolist())) != list(map(str, other.coords[dim].tolist()))
+            (f"other labels along {dim!r}:", _labels(labels), _labels(other["coords"][dim]))
+            for dim, labels in one["coords"].items()
+            if list(map(str, labels.tolist())) != list(map(str, other["coords"][dim].tolist()))
         ]
         lines += [f"{name!r} has {what} {a} in the file, {b} in the model" for what, a, b in differ]
     if not lines and list(then) != list(there):
@@ -411,8 +388,6 @@ class SavedData(DataSnapshot):
         return self._known[name][1]
 
 
-#: What files hold, by name.
-type Content = dict[str, Any]
 #: What the root of a tree is marked with.
 FORMAT, VERSION = "pymc_ngvi approximation", 1
 #: Groups: q with what belongs to it, the state of the fit, and moments for other readers.
@@ -427,7 +402,7 @@ _STATES: dict[str, Any] = {
     for tag, entry in all_stored().items()
     if any(entry.cls in family.traits.states for family in FAMILIES.values())
 }
-#: Types of what is written of each approximation; and of one as a whole.
+#: Types of what is written of each approximation.
 _OF_FIT: dict[str, type | UnionType] = {
     "q": dict,
     "record": FitRecord | None,
@@ -436,7 +411,6 @@ _OF_FIT: dict[str, type | UnionType] = {
     "generator": dict | None,
     "include_transformed": bool,
 }
-_TYPES: dict[str, type | UnionType] = {**_OF_FIT, "variables": list, "data": dict, "backend": str}
 #: What damaged files lead to.
 _ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
@@ -458,13 +432,13 @@ def content_of_tree(tree: xr.DataTree, name: str) -> tuple[Content, Content | No
     with damaged(name):
         content = _content_of(tree[APPROXIMATION])
         fit = _content_of(tree[FIT]) if FIT in tree.children else None
-        _check_types(content, _TYPES)
+        _check_types(content, {**_OF_FIT, "variables": list, "data": dict, "backend": str})
         if content.get("gaussian") is not None:
             _check_types(content["gaussian"], _OF_FIT)
         if content.get("gaussian") is not None or content.get("exact_step") is not None:
             _check_types(content, {"exact_step": _with_tag("exact.step").cls})
         if fit is not None:
-            _check_types(fit, {"snapshot": _with_tag("fit.snapshot").cls, "log_p": float | None})
+            _check_types(fit, {"snapshot": _with_tag("fit.snapshot").cls})
             fit["snapshot"].options.changed()  # checks each option
     return content, fit
 
@@ -474,8 +448,6 @@ def _check_types(content: Content, types: Mapping[str, type | UnionType]) -> Non
     for name, kind in types.items():
         if not isinstance(content[name], kind):
             raise DamagedError(f"what it has as {name!r} is something else")
-    if not all(isinstance(v, FreeVariable) for v in content.get("variables", ())):
-        raise DamagedError("what it has as variables is something else")
 
 
 @contextlib.contextmanager
@@ -549,9 +521,8 @@ def readable(posterior: Posterior) -> Content:
     record = posterior.record
     if record is not None:
         names = ("family", "update", "estimator", "step", "n_iterations", "gap")
-        attrs |= {name: getattr(record, name) for name in names}
+        attrs |= {name: getattr(record, name) for name in (*names, *["posterior"] * bool(record.posterior))}
         attrs |= {"status": str(record.status), "elbo": record.elbo.value, "elbo_se": record.elbo.se}
-        attrs |= {"posterior": record.posterior} if record.posterior else {}
     return attrs
 
 

@@ -307,8 +307,6 @@ _KINDS: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
 }
-#: Names of the two, in the legend.
-_OURS, _REFERENCE = "ngvi", "reference"
 
 
 def plot_comparison(
@@ -360,8 +358,8 @@ def plot_comparison(
     need_matplotlib("plot_comparison")
     ours, theirs = _posterior(draws, "draws"), _posterior(reference, "reference")
     columns = _columns(ours, theirs, var_names)
-    shown = _most_different(columns, most)
-    both = _paired({name: columns[name] for name in shown})
+    shown = _largest(columns, _differences(columns), most)
+    both = _paired(shown)
     plots = module_for("plot_comparison", "arviz_plots", "arviz-plots")
     is_matplotlib = by_matplotlib(options)
     figure = {"figure_kwargs": {"layout": "constrained"}} if is_matplotlib else {}
@@ -433,25 +431,26 @@ def columns_of(*variables: xr.DataArray) -> dict[str, Array]:
     return found
 
 
-def _most_different(columns: dict[str, tuple[Array, Array]], n: int) -> list[str]:
-    """Return the names of the ``n`` coordinates in which the two differ most, in their order."""
-    names = list(columns)
-    if len(names) <= n:
-        return names
-    moments = np.array([[(x.mean(), x.std()) for x in columns[name]] for name in names])
+def _differences(columns: dict[str, tuple[Array, Array]]) -> Array:
+    """Return by how much the two differ in each coordinate."""
+    moments = np.array([[(x.mean(), x.std()) for x in pair] for pair in columns.values()])
     (mean, sd), (reference_mean, reference_sd) = moments[:, 0].T, moments[:, 1].T
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = sd / reference_sd
-        score = 0.5 * (ratio**2 - 1.0 + ((mean - reference_mean) / reference_sd) ** 2) - np.log(ratio)
-    order: NDArray[np.intp] = np.argsort(-np.nan_to_num(score), kind="stable")[:n]
-    return [names[i] for i in np.sort(order)]
+        return np.asarray(0.5 * (ratio**2 - 1.0 + ((mean - reference_mean) / reference_sd) ** 2) - np.log(ratio))
+
+
+def _largest[Column](columns: dict[str, Column], score: Array, n: int) -> dict[str, Column]:
+    """Return the ``n`` coordinates of the largest scores, in their order."""
+    names = list(columns)
+    return {names[i]: columns[names[i]] for i in np.sort(np.argsort(-np.nan_to_num(score), kind="stable")[:n])}
 
 
 def _paired(columns: dict[str, tuple[Array, Array]]) -> dict[str, xr.DataTree]:
     """Return both as trees of one chain with the same number of draws, so that arviz-plots can put them together."""
     n = min(min(len(x) for x in pair) for pair in columns.values())
     trees = {}
-    for which, label in enumerate((_OURS, _REFERENCE)):
+    for which, label in enumerate(("ngvi", "reference")):
         draws = {name: pair[which] for name, pair in columns.items()}
         # Of the longer of the two, evenly spaced draws.
         even = {name: x[np.linspace(0, len(x) - 1, n).round().astype(np.intp)] for name, x in draws.items()}
@@ -463,7 +462,6 @@ def _paired(columns: dict[str, tuple[Array, Array]]) -> dict[str, xr.DataTree]:
 N_COORDINATES = 6
 #: Told apart by colour-blind readers, too.
 _HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#5e3c99")
-_TOTAL = "0.25"
 #: Standard deviations of each component that the axes reach to.
 _REACH = 3.2
 
@@ -546,7 +544,7 @@ def plot_components(
         if i == j:
             x = np.linspace(limits[i, 0], limits[i, 1], _N_POINTS)
             densities = weights * density_of_normal((x - means[:, [i]]) / sds[:, [i]]) / sds[:, [i]]
-            ax.plot(x, densities.sum(axis=0), color=_TOTAL)
+            ax.plot(x, densities.sum(axis=0), color="0.25")
             ax.set(ylim=(0.0, None), yticks=[])
         else:
             densities, at = np.empty((0, 0)), np.ix_([j, i], [j, i])
@@ -583,9 +581,7 @@ def plot_sensitivity(tree: xr.DataTree, table: pd.DataFrame, **options: Any) -> 
     need_matplotlib("plot_prior_sensitivity")
     plots = module_for("plot_prior_sensitivity", "arviz_plots", "arviz-plots")
     columns = columns_of(*tree["posterior"].data_vars.values())
-    order = np.argsort(-np.nan_to_num(table["prior"].to_numpy()), kind="stable")[:N_COORDINATES]
-    names = list(columns)
-    shown = {names[i]: columns[names[i]] for i in np.sort(order)}
+    shown = _largest(columns, table["prior"].to_numpy(), N_COORDINATES)
     both = {name: tree[name].to_dataset() for name in ("log_prior", "log_likelihood")}
     is_matplotlib = by_matplotlib(options)
     figure = {"layout": "constrained"} if is_matplotlib else {}

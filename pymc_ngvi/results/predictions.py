@@ -13,12 +13,12 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pymc.backends.arviz import find_observations
 from scipy import sparse
 
 from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened, suggestion
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import data_in, quoted
@@ -46,11 +46,6 @@ class NewData:
     @classmethod
     def of(cls, model: pm.Model, coords: Mapping[str, AnyArray], given: Given | None) -> "NewData":
         """Check what was given."""
-        if hasattr(given, "columns"):
-            raise TypeError(
-                "A DataFrame is for models of Bambi: give the model, too, as bambi_model=. For others, give a dict of "
-                "arrays by the names of their pm.Data."
-            )
         given = {} if given is None else checked_dict(given)
         data = list(data_in(model))
         of_fit = {dim: _levels(coords[dim]) for dim, own in model.coords.items() if own is not None and dim in coords}
@@ -117,15 +112,6 @@ class NewData:
         lengths = {dim: n for dim, n in self.lengths.items() if dim in self.model.dim_lengths}
         return PredictiveGraph(self.model, self.arrays, lengths)
 
-    @property
-    def rows(self) -> dict[int, set[int]]:
-        """The new lengths of axes of data, by those that they had."""
-        found: dict[int, set[int]] = {}
-        for name, array in self.arrays.items():
-            for old, new in zip(self.before(name).shape, array.shape, strict=True):
-                found.setdefault(old, set()).add(new)
-        return found
-
     def goes_on(self, name: str) -> bool:
         """Tell whether new data are those of the fit where they have its labels, or its places without labels."""
         old, new = self.before(name), self.arrays[name]
@@ -148,12 +134,18 @@ class NewData:
                 continue
             dims, fixed = indexed_axes(self.model, name)
             found = {
-                f"dim {dim!r}": (0, self.lengths.get(dim, len(self.of_fit.get(dim, ()))), _OF_LEVELS.format(dim, name))
+                f"dim {dim!r}": (
+                    0,
+                    self.lengths.get(dim, len(self.of_fit.get(dim, ()))),
+                    f"for others, give the labels of all levels, as {dim!r}, or labels in the place of numbers in "
+                    f"{name!r}",
+                )
                 for dim in sorted(dims)
             }
             for variable, axis in sorted(fixed & {(v, i) for v, shape in shapes.items() for i in range(len(shape))}):
                 n = shapes[variable][axis]
-                found[f"{variable!r}, along axis {axis},"] = -n, n, _OF_LENGTH
+                cure = "a length that is fixed in the model; for new levels, give it a dim with coords, and fit again"
+                found[f"{variable!r}, along axis {axis},"] = -n, n, cure
             for what, (least, n, cure) in found.items():
                 if n and not least <= array.min() <= array.max() < n:
                     bad = int(array.max() if array.max() >= n else array.min())
@@ -174,12 +166,7 @@ class NewData:
                     )
 
 
-#: What to do about indices that are too large.
-_OF_LEVELS = "for others, give the labels of all levels, as {0!r}, or labels in the place of numbers in {1!r}"
-_OF_LENGTH = "a length that is fixed in the model; for new levels, give it a dim with coords, and fit again"
-
-
-def _refuse_missing(name: str, is_missing: NDArray[np.bool_]) -> None:
+def _refuse_missing(name: str, is_missing: Bools) -> None:
     """Raise ValueError where values are missing."""
     if rows := np.unique(np.argwhere(is_missing)[:, :1]).tolist():
         raise ValueError(f"{name!r} has missing values, in rows {listed(rows)}: fill in, or leave out.")
@@ -188,7 +175,10 @@ def _refuse_missing(name: str, is_missing: NDArray[np.bool_]) -> None:
 def checked_dict(given: Given) -> Given:
     """Return arrays by name; raise TypeError for anything else."""
     if hasattr(given, "columns"):
-        raise TypeError("new_data should be a dict of arrays by name, such as {name: frame[name]}; got a DataFrame.")
+        raise TypeError(
+            "A DataFrame is for models of Bambi: give the model, too, as bambi_model=. For others, give a dict of "
+            "arrays by the names of their pm.Data."
+        )
     if not isinstance(given, Mapping):
         raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
     return given
@@ -212,7 +202,7 @@ def _levels(values: Any) -> list[Any]:
     return list(values.astype("datetime64[ns]")) if are_times else [_plain(value) for value in values]
 
 
-def places_among(labels: Sequence[Any], others: Sequence[Any]) -> NDArray[np.intp]:
+def places_among(labels: Sequence[Any], others: Sequence[Any]) -> Indices:
     """Return where labels are among others, all of which these have."""
     place = {label: i for i, label in enumerate(others)}
     return np.array([place[label] for label in labels], dtype=np.intp)
@@ -371,7 +361,7 @@ Groups = Literal["known", "new", "average"]
 class _Axis:
     """Where the elements of an axis were in the fit: their positions then, -1 for new ones."""
 
-    positions: NDArray[np.intp]
+    positions: Indices
     n_old: int
     labels: list[Any] | None
 
@@ -440,6 +430,8 @@ class Treatments:
         if not axes:
             return Treatment(known=draws)
         n_batch, n_known, mask = n_batch_axes(rv), None, np.ones((1,) * len(shape), dtype=bool)
+        transform = self.graph.model.rvs_to_transforms.get(rv)
+        tied = rv.type.ndim - (getattr(transform, "ndim_supp", 0) or 0)  # as the order of cutpoints ties them
         self._check_processes(rv, axes)
         for number, axis in axes.items():
             if not axis.new:
@@ -453,6 +445,12 @@ class Treatments:
                         f"{rv.name!r} has {what} {listed(axis.new)} along {self._axis(rv, number)} that were not in "
                         "the fit. groups='new' draws them from their prior given the other parameters; "
                         "groups='average' takes the mean of that prior."
+                    )
+                if number >= tied:
+                    raise ValueError(
+                        f"{rv.name!r} has new elements, {listed(axis.new)}, along {self._axis(rv, number)}, where "
+                        f"elements are tied together ({type(transform).__name__}): what some are given the others "
+                        "can't be told."
                     )
                 along = [1] * len(shape)
                 along[number] = -1
@@ -469,7 +467,6 @@ class Treatments:
         for number, axis in axes.items():
             known = np.take(known, np.maximum(axis.positions, 0), axis=number + 1)
         if not mask.all():
-            self._check_order(rv, axes)
             (self.averaged if self.groups == "average" else self.drawn).append(rv.name)
         return Treatment(
             known=known if mask.any() else None,
@@ -503,7 +500,10 @@ class Treatments:
         dim = self.new.dims(rv.name)[axis]
         if dim is not None and dim in self.new.lengths:
             return self.new.lengths[dim]
-        lengths = self.new.rows.get(old, set()) if now == old and self.graph.depends_on_new(rv) else set()
+        pairs = [(self.new.before(name).shape, array.shape) for name, array in self.new.arrays.items()]
+        lengths = {n for before, after in pairs for of, n in zip(before, after, strict=True) if of == old}
+        if now != old or not self.graph.depends_on_new(rv):
+            return now
         if len(lengths) > 1:
             raise ValueError(
                 f"The new length of {rv.name!r} can't be told: data that had its length, {old:,}, have "
@@ -580,17 +580,6 @@ class Treatments:
                 f"and each element is one step, of {labels[1] - labels[0]}, from that before it: give those in between "
                 "as well."
             )
-
-    def _check_order(self, rv: Any, axes: Mapping[int, _Axis]) -> None:
-        """Raise ValueError for new elements of what a transform ties together, as the order of cutpoints does."""
-        transform = self.graph.model.rvs_to_transforms.get(rv)
-        tied = rv.type.ndim - (getattr(transform, "ndim_supp", 0) or 0)
-        for number, axis in axes.items():
-            if axis.new and number >= tied:
-                raise ValueError(
-                    f"{rv.name!r} has new elements, {listed(axis.new)}, along {self._axis(rv, number)}, where elements "
-                    f"are tied together ({type(transform).__name__}): what some are given the others can't be told."
-                )
 
     # --- messages ---
 
@@ -878,21 +867,15 @@ def _centred_components(model: Any) -> Iterator[tuple[Any, Array]]:
 
 def _shift(intercept: xr.DataArray, coefficients: Sequence[xr.DataArray], means: Array) -> xr.DataArray:
     """Return the linear predictor of the common terms at mean predictors, with the dims of the intercept."""
-    shift = xr.zeros_like(intercept)
-    start = 0
-    for coefficient in coefficients:
-        # A term of several columns has one dim more than the intercept; the columns are in the order of the terms.
-        own = [dim for dim in coefficient.dims if dim not in intercept.dims]
-        width = int(np.prod([coefficient.sizes[dim] for dim in own], dtype=int))
-        columns = xr.DataArray(means[start : start + width].reshape([coefficient.sizes[d] for d in own]), dims=own)
-        shift = shift + (coefficient * columns).sum(own)
-        start += width
-    if start != len(means):
+    # A term of several columns has one dim more than the intercept; the columns are in the order of the terms.
+    columns = [of.transpose(*intercept.dims, ...).to_numpy().reshape(*intercept.shape, -1) for of in coefficients]
+    values = np.concatenate(columns, axis=-1)
+    if (n := values.shape[-1]) != len(means):
         raise ValueError(
-            f"The common terms have {start} coefficients in the draws, but the model has {len(means)} columns of "
+            f"The common terms have {n} coefficients in the draws, but the model has {len(means)} columns of "
             "predictors: these are not draws from this model."
         )
-    return shift.transpose(*intercept.dims)
+    return intercept.copy(data=values @ means)
 
 
 def _label(term: Any) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pymc as pm
 
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.special import softmax
@@ -23,7 +22,7 @@ from pymc_ngvi.core.importance import Estimate, Weights, khat_limit, log_mean, w
 from pymc_ngvi.core.messages import OURS, listed, shortened
 from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MOST_NUMBERS, N_SHOWN, seed_of
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer, OnDraws, unconstrained
 from pymc_ngvi.density.info import quoted, with_data_for
@@ -40,7 +39,7 @@ from pymc_ngvi.marginal.left_out import (
     with_trees,
 )
 from pymc_ngvi.marginal.pooled import FEWEST, Draws, PoolState, WeightChecks, WeightedDraws, evenly_picked
-from pymc_ngvi.marginal.proposals import StudentMixture
+from pymc_ngvi.marginal.proposals import LEAST_DF, StudentMixture
 from pymc_ngvi.results.distributions import LogMarginalLikelihood, Posterior
 from pymc_ngvi.results.predictions import (
     Given,
@@ -83,7 +82,7 @@ class Weighted(NamedTuple):
     #: Log p over that of the other one at each draw, up to a constant; shape (n_draws,).
     log_ratio: Array
     #: Of the marginal likelihoods.
-    change: Estimate
+    change: Callable[[], Estimate]
     #: Why marginal likelihoods can't be compared, in clauses.
     improper: Sequence[str] = ()
 
@@ -92,11 +91,13 @@ class Weighted(NamedTuple):
         """How good the weights are."""
         return cast(WeightChecks, self.state.checks)
 
-    def log_density(self, what: str, density: Callable[[], Estimate]) -> LogMarginalLikelihood:
-        """Return a log density with its error; raise ValueError where weights do not tell it."""
+    def log_density(self, what: str) -> LogMarginalLikelihood:
+        """Return the change of log p(y), with its error; raise ValueError where it is none, or not to be relied on."""
+        if self.improper:
+            raise ValueError(f"There is no {what}: {'; '.join(self.improper)}.")
         if not self.checks.weights_help:
             raise ValueError(f"There is no {what} to be relied on. {self.checks}")
-        return LogMarginalLikelihood(*density()[:2])
+        return LogMarginalLikelihood(*self.change()[:2])
 
 
 def weighted(
@@ -109,7 +110,8 @@ def weighted(
     """
     q, new = posterior.distribution, made.reweighted(log_ratio)
     change = log_mean(log_ratio, made.log_weights, part=made.part)
-    checks = WeightChecks.of(new, what, tuple(doubts), "", is_of_exact=q.is_checked)
+    before = q.q if isinstance(q.q, PoolState) else None
+    checks = WeightChecks.of(new, what, tuple(doubts), "", is_of_exact=before is not None and before.checks.is_exact)
     if checks.shortfalls:
         can_be_had = made.effective_size > _NEARLY * n_wanted
         needed = int(rounded_up(1.2 * FEWEST / max(checks.effective_size, 1.0) * n_wanted))
@@ -118,14 +120,13 @@ def weighted(
         checks = replace(checks, cure=cure)
     if not checks.is_reliable:
         warnings.warn(str(checks), UserWarning, skip_file_prefixes=OURS)
-    before = q.q if isinstance(q.q, PoolState) else None
     mass = change if checks.weights_help and before is not None else Estimate(math.nan, math.nan)
     rest, plan = WeightedDraws(checks, mass, before), q.plan(posterior.density)
     is_as_before = theta is None and plan.transform is None
     whole = new if theta is None else new._replace(theta=theta)
     whole = whole.reweighted(np.where(np.isfinite(whole.theta).all(axis=1), 0.0, -np.inf))
     gaussian, others = (plan.gaussian, getattr(q.q, "others", ())) if is_as_before else (None, ())
-    return Weighted(density, _state(rest, whole, gaussian, others), log_ratio, change)
+    return Weighted(density, _state(rest, whole, gaussian, others), log_ratio, lambda: change)
 
 
 def _state(rest: WeightedDraws, draws: Draws, gaussian: Any = None, others: tuple[Any, ...] = ()) -> PoolState:
@@ -140,7 +141,11 @@ def _state(rest: WeightedDraws, draws: Draws, gaussian: Any = None, others: tupl
 
 def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: str = "corrected()") -> Weighted:
     """Return draws of q with their importance weights; raise ValueError where these can't correct it."""
-    posterior.check_correctable(what)
+    if posterior.distribution.kept_log_weights() is not None:
+        raise ValueError(
+            f"There is nothing for {what} to correct: this posterior is a pool of draws with weights of its own."
+            + posterior.of_exact("The Gaussian fit that it began from is approx.gaussian.")
+        )
     posterior.check_weights()
     posterior.check_weighable(draws, "Importance weights take")
     if (most := MOST_NUMBERS // posterior.layout.n_dim) < draws:
@@ -155,7 +160,7 @@ def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: 
     new = Draws.of_equal_weight(theta).reweighted(log_ratio)
     checks = WeightChecks.of(new, f"Draws of {posterior.kind}, with importance weights.", (), "", is_of_exact=False)
     mass = log_mean(log_ratio, np.zeros(draws))
-    return Weighted(posterior.density, _state(WeightedDraws(checks, mass), new), log_ratio, mass)
+    return Weighted(posterior.density, _state(WeightedDraws(checks, mass), new), log_ratio, lambda: mass)
 
 
 def check_help(found: Weights) -> None:
@@ -259,12 +264,12 @@ class NewRows:
         else:
             self.new = rows_of_bambi(posterior, bambi_model, given, observed=True)
             observed = {rv.name: None for rv in self.new.model.observed_RVs}
-        model, self._graph = self.new.model, self.new.graph()
+        model, self.graph = self.new.model, self.new.graph()
         names = list(observed)
-        self.new.check_complete(self._graph.data_needed(names))
-        self.data = self._graph.data_needed(names)
+        self.new.check_complete(self.graph.data_needed(names))
+        self.data = self.graph.data_needed(names)
         self.deterministics = [d.name for d in model.deterministics if self._is_complete(d.name)]
-        shapes = self._graph.shapes([model[name] for name in observed], new=False)
+        shapes = self.graph.shapes([model[name] for name in observed], new=False)
         #: Of the observed variables in the fit.
         self.shapes = dict(zip(observed, shapes, strict=True))
         rows = {shape[:1] for shape in shapes if shape}
@@ -274,9 +279,9 @@ class NewRows:
                 "where they have the same."
             )
         held = [name for name, values in observed.items() if values is None]
-        observed |= dict(zip(held, self._told(lambda: self._graph.observed(held)), strict=True))
+        observed |= dict(zip(held, self._told(lambda: self.graph.observed(held)), strict=True))
         self.observed = {name: _checked(model[name], values, self.shapes[name]) for name, values in observed.items()}
-        needed = self._graph.needed([*names, *self.deterministics])
+        needed = self.graph.needed([*names, *self.deterministics])
         self._free = Constrainer.of(
             posterior.density, deterministics=False, names=frozenset(v.name for v in posterior.layout.variables)
         )
@@ -290,10 +295,10 @@ class NewRows:
         #: A draw to look at; where a coefficient is 0, it may hide things.
         self.point = posterior.density.initial_point()[None]
         one = self.free(self.point)
-        self.new.check_indices(self._graph, [*one])
+        self.new.check_indices(self.graph, [*one])
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
-        plan = Treatments(posterior, self._graph, self.new, self.new, "new", frozenset(), numbers, {})
+        plan = Treatments(posterior, self.graph, self.new, self.new, "new", frozenset(), numbers, {})
         self._treatments = plan.of([rv for rv in needed if rv.name not in self.observed])
         self._treatments |= {name: Treatment(size=self._rows_of(name)) for name in self.observed}
         self.has_known_discrete = any(self._treatments[name].known is not None for name in self._discrete)
@@ -307,15 +312,15 @@ class NewRows:
 
     def _check_priors(self) -> None:
         """Raise ValueError where new data change log p of what was in the fit: that is no matter of new rows."""
-        model = self._graph.model
+        model = self.graph.model
         for potential in model.potentials:
-            if self._graph.depends_on_new(potential):
+            if self.graph.depends_on_new(potential):
                 raise ValueError(f"The Potential {potential.name!r} depends on the new data: fit again with all rows.")
         for variable in self._names:
             if self._treatments[variable].known is None:
                 continue
             for name in self.new.arrays:
-                if self._graph.prior_reads(model[variable], name) and not self.new.goes_on(name):
+                if self.graph.prior_reads(model[variable], name) and not self.new.goes_on(name):
                     raise ValueError(
                         f"The prior of {variable!r} depends on {name!r}, which is not what it was in the fit: give the "
                         "same values for what was in it, or fit again."
@@ -326,22 +331,14 @@ class NewRows:
         """Number of new observations."""
         return sum(math.prod(self._rows_of(name)) for name in self.observed)
 
-    def n_along(self, dim: str) -> int:
-        """Return the number of new rows along a dim; 0 where it is none of rows."""
-        return max((of.shape[0] for name, of in self.observed.items() if self.new.dims(name)[:1] == (dim,)), default=0)
-
-    def standardised(self) -> pm.Model:
-        """Return a copy of the model in which statistics, by which data are standardised, are those of the fit."""
-        return self._graph.with_statistics()
-
     def _rows_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of the new observations of a variable, whose vectors are one each."""
-        return self.observed[name].shape[: n_batch_axes(self._graph.model[name])]
+        return self.observed[name].shape[: n_batch_axes(self.graph.model[name])]
 
     def _is_complete(self, name: str) -> bool:
         """Tell whether all data that a variable is computed from are those of the new rows, or of all rows."""
         try:
-            self.new.check_complete(self._graph.data_needed([name]))
+            self.new.check_complete(self.graph.data_needed([name]))
         except ValueError:
             return False
         return True
@@ -354,10 +351,6 @@ class NewRows:
         values = self._free(theta)
         drawn = self._posterior.density.discrete_given(values, FIXED_SEED) if self._discrete else {}
         return values | {name: drawn[name] for name in self._discrete}
-
-    def labels(self, name: str, axis: int) -> object:
-        """Return what tells new elements along an axis from others: the same for the variables of a group."""
-        return self.new.dims(name)[axis] or (name, axis)
 
     # --- elements that were not in the fit ---
 
@@ -378,7 +371,7 @@ class NewRows:
             return {}
         old = {name: values for name in self._names if (values := self._old(name, free)) is not None}
         found = self._evaluated(
-            "draws", lambda ts: self._graph.compiled(self.grown, ts, 1), old, length_of(free), random_seed
+            "draws", lambda ts: self.graph.compiled(self.grown, ts, 1), old, length_of(free), random_seed
         )
         return dict(zip(self.grown, found, strict=True))
 
@@ -388,7 +381,7 @@ class NewRows:
         return self.drawn(self.free(self.point), 0)
 
     @cached_property
-    def is_new(self) -> dict[str, NDArray[np.bool_]]:
+    def is_new(self) -> dict[str, Bools]:
         """Tell which elements of the variables that have grown were not in the fit."""
         found = {}
         for name in self.grown:
@@ -397,7 +390,7 @@ class NewRows:
             if t.mask is not None:
                 new |= ~t.mask
             if t.n_known is not None:
-                new[(slice(None),) * n_batch_axes(self._graph.model[name]) + (slice(t.n_known, None),)] = True
+                new[(slice(None),) * n_batch_axes(self.graph.model[name]) + (slice(t.n_known, None),)] = True
             found[name] = new
         return found
 
@@ -407,13 +400,13 @@ class NewRows:
         for name in {*self._discrete} & {*self.grown}:
             from pymc_ngvi.density.discrete.states import states_of  # pymc_extras
 
-            states = states_of(self._graph.model[name])
+            states = states_of(self.graph.model[name])
             found += [{**found[0], name: np.full_like(drawn[name], state)} for state in states]
         return found
 
-    def is_continued(self, name: str) -> bool:
-        """Tell whether the new elements of a variable go on from those of the fit."""
-        return self._treatments[name].n_known is not None
+    def n_apart(self, name: str) -> int:
+        """Return the first axes of a variable along which new elements have priors of their own: none of a series."""
+        return n_batch_axes(self.graph.model[name]) if self._treatments[name].n_known is None else 0
 
     # --- what depends on them ---
 
@@ -421,7 +414,7 @@ class NewRows:
         """Return the log densities of the new rows, (n, n_rows), given the variables that they depend on."""
         n = length_of(known)
         values = self._evaluated(
-            "rows", lambda ts: self._graph.log_densities([*self.observed], self.observed, ts, 1), known, n
+            "rows", lambda ts: self.graph.log_densities([*self.observed], self.observed, ts, 1), known, n
         )
         for name, of_name in zip(self.observed, values, strict=True):
             if of_name.shape[1:] != self._rows_of(name):
@@ -448,13 +441,12 @@ class NewRows:
     @property
     def has_elementwise_priors(self) -> bool:
         """Whether elements of the variables that have grown have log densities of their own."""
-        model = self._graph.model
-        return not any(self.is_continued(name) or model[name].owner.op.ndim_supp for name in self.grown)
+        return all(self.n_apart(name) == self.graph.model[name].type.ndim for name in self.grown)
 
     @property
     def is_free(self) -> bool:
         """Whether new elements have log densities of their own, and may have any values."""
-        model = self._graph.model
+        model = self.graph.model
         return self.has_elementwise_priors and all(
             name not in self._discrete and model.rvs_to_transforms.get(model[name]) is None for name in self.grown
         )
@@ -462,7 +454,7 @@ class NewRows:
     def prior_logp(self, known: Values) -> dict[str, Array]:
         """Return the log densities of the elements of variables that have grown, (n, *shape), given all else."""
         found = self._evaluated(
-            "prior", lambda ts: self._graph.log_densities(self.grown, {}, ts, 1), known, length_of(known)
+            "prior", lambda ts: self.graph.log_densities(self.grown, {}, ts, 1), known, length_of(known)
         )
         return dict(zip(self.grown, found, strict=True))
 
@@ -569,20 +561,17 @@ def _checked(rv: Any, values: Any, of_fit: tuple[int, ...]) -> AnyArray:
 # of the rows, and one of them is picked by its weight: importance sampling for each new group by itself, which does
 # not suffer from their number.
 
-type Ints = NDArray[np.intp]
-
 #: Candidates at first and at most; variance of log densities, in all, from which on there are more.
 _FIRST, _MOST, _MOST_VARIANCE = 8, 1_024, 0.1
 #: Candidates from the prior that tell where new elements are; part of the later ones that are from it; how much wider
 #: the others are, and their degrees of freedom.
-_PILOTS, _FROM_PRIOR, _WIDER, _DF = 4, 0.2, 1.3, 7.0
+_PILOTS, _FROM_PRIOR, _WIDER, _DF = 4, 0.2, 1.3, LEAST_DF
 
 
-def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
+def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Indices]]:
     """Return which rows depend on which new elements, (n_rows, n_numbers), and the numbers of the elements.
 
-    Elements have the same number where they belong together: those of a new level, in all variables of its dim; and
-    those of a walk or a process. Others have -1.
+    Elements have the same number where they belong together, such as those of a walk or a process. Others have -1.
     """
     numbers = _numbers(rows)
     n = 1 + max(int(of.max()) for of in numbers.values())
@@ -605,7 +594,7 @@ def rows_on_new(rows: NewRows) -> tuple[sparse.csr_array, dict[str, Ints]]:
 
 
 def with_new_elements(
-    rows: NewRows, free: Values, log_weights: Array, depends: sparse.csr_array, numbers: dict[str, Ints],
+    rows: NewRows, free: Values, log_weights: Array, depends: sparse.csr_array, numbers: dict[str, Indices],
     rng: np.random.Generator,
 ) -> tuple[Array, dict[str, AnyArray], float]:  # fmt: skip
     """Return new elements at draws of the free variables.
@@ -627,7 +616,7 @@ def with_new_elements(
     if rows.is_free:
         pilots = [rows.drawn(free, seed_of(rng)) for _ in range(_PILOTS)]
         proposal.learn(pilots, [of_rows(drawn) for drawn in pilots], log_weights)
-    most = max(_FIRST, min(_MOST, HELD // (len(log_weights) * (n_parts + proposal.n_elements))))
+    most = max(_FIRST, min(_MOST, HELD // (len(log_weights) * (n_parts + len(proposal.part)))))
     # Of the candidates of each part, one is kept, with a chance in proportion to its weight.
     log_sum, log_square, chosen = np.full((1, n_parts), -np.inf), np.full((1, n_parts), -np.inf), dict[str, AnyArray]()
     for n in range(1, most + 1):
@@ -648,7 +637,7 @@ def with_new_elements(
     return (log_sum - np.log(n)).sum(axis=1), chosen, variance
 
 
-def _tied(rows: NewRows, numbers: dict[str, Ints], same: Values, many: Values) -> Ints:
+def _tied(rows: NewRows, numbers: dict[str, Indices], same: Values, many: Values) -> Indices:
     """Return one number for those of which one is a parameter of the prior of another, as a school is of its class."""
     n = 1 + max(int(of.max()) for of in numbers.values())
     if len(numbers) < 2:
@@ -667,19 +656,14 @@ class _Proposal:
     """Where candidates are drawn: from the prior, and, once it has learned, mostly where rows say that they are."""
 
     def __init__(
-        self, rows: NewRows, free: Values, parts: dict[str, Ints], n_parts: int, rng: np.random.Generator
+        self, rows: NewRows, free: Values, parts: dict[str, Indices], n_parts: int, rng: np.random.Generator
     ) -> None:
         self._rows, self._free, self._n_parts, self._rng = rows, free, n_parts, rng
         self._places = {name: np.flatnonzero(of >= 0) for name, of in parts.items()}
-        self._part = np.concatenate([parts[name].ravel()[at] for name, at in self._places.items()])
-        shape = (n_parts, len(self._part))
-        self._sums = sparse.csr_array((np.ones(len(self._part)), (self._part, np.arange(len(self._part)))), shape=shape)
-        self._learned: list[tuple[Ints, Array, Array]] | None = None
-
-    @property
-    def n_elements(self) -> int:
-        """Number of new elements."""
-        return len(self._part)
+        self.part = np.concatenate([parts[name].ravel()[at] for name, at in self._places.items()])
+        shape = (n_parts, len(self.part))
+        self._sums = sparse.csr_array((np.ones(len(self.part)), (self.part, np.arange(len(self.part)))), shape=shape)
+        self._learned: list[tuple[Indices, Array, Array]] | None = None
 
     def learn(self, pilots: Sequence[Values], log_density: Sequence[Array], log_weights: Array) -> None:
         """Learn where elements are, from draws of their prior with the log densities of their rows, (n, n_parts)."""
@@ -687,7 +671,7 @@ class _Proposal:
         log_all = np.concatenate([of + log_weights[:, None] for of in log_density])
         learned = []
         for p in range(self._n_parts):
-            at, of_part = np.flatnonzero(self._part == p), log_all[:, p]
+            at, of_part = np.flatnonzero(self.part == p), log_all[:, p]
             w = np.exp(of_part - of_part.max()) if np.isfinite(of_part.max()) else np.ones(len(of_part))
             w /= w.sum()
             mean = w @ values[:, at]
@@ -731,26 +715,17 @@ class _Proposal:
         return result
 
 
-def _numbers(rows: NewRows) -> dict[str, Ints]:
-    """Return the number of what each element belongs to, by variable; -1 for those that were in the fit."""
-    known: dict[object, int] = {}
-    result = {}
-    for name in rows.grown:
-        new = rows.is_new[name]
-        axis = next((i for i in range(new.ndim) if not rows.is_continued(name) and _varies_along(new, i)), None)
-        if axis is None:
-            result[name] = np.where(new, known.setdefault(name, len(known)), -1)
-            continue
-        label, along = rows.labels(name, axis), np.full(new.shape[axis], -1, dtype=np.intp)
-        for i in np.unique(np.nonzero(new)[axis]).tolist():
-            along[i] = known.setdefault((label, i), len(known))
-        result[name] = np.where(new, along.reshape([-1 if i == axis else 1 for i in range(new.ndim)]), -1)
+def _numbers(rows: NewRows) -> dict[str, Indices]:
+    """Return the number of what each element belongs to, by variable; -1 for those that were in the fit.
+
+    The elements of a series, or of a vector, belong together.
+    """
+    result, n = {}, 0
+    for name, new in rows.is_new.items():
+        apart = new.any(axis=tuple(range(rows.n_apart(name), new.ndim)), keepdims=True)
+        result[name] = np.where(new, n + np.cumsum(apart).reshape(apart.shape) - 1, -1)
+        n += int(apart.sum())
     return result
-
-
-def _varies_along(new: NDArray[np.bool_], axis: int) -> bool:
-    """Tell whether whole slices of an array are new, or are not."""
-    return bool((new == new.any(axis=tuple(i for i in range(new.ndim) if i != axis), keepdims=True)).all())
 
 
 # --- the posterior given new rows as well, from draws of the one that was fitted, by importance weights ---
@@ -769,8 +744,8 @@ _FIT_AGAIN = "Fit again with all of the rows."
 
 def updated(
     posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator, bambi_model: Any = None
-) -> tuple[Weighted, Callable[[], Estimate]]:
-    """Return the posterior given new rows as well, and what tells their log density; see `NGVIApproximation.update`."""
+) -> Weighted:
+    """Return the posterior given new rows as well; see `NGVIApproximation.update`."""
     posterior.check_weighable(draws)
     with posterior.with_data_of_fit():
         rows = NewRows(posterior, new_data, bambi_model)
@@ -793,7 +768,7 @@ def updated(
     change = functools.partial(
         _log_density_of, posterior, rows, made, log_ratio, of_known, known.log_ratio, seed_of(rng)
     )
-    return result, change
+    return result._replace(change=change)
 
 
 def _named(rows: NewRows) -> str:
@@ -805,7 +780,7 @@ def _named(rows: NewRows) -> str:
 
 
 def _log_density_of(
-    posterior: Posterior, rows: NewRows, made: Draws, log_ratio: Array, of_known: Ints, log_known: Array, seed: int
+    posterior: Posterior, rows: NewRows, made: Draws, log_ratio: Array, of_known: Indices, log_known: Array, seed: int
 ) -> Estimate:
     """Return the log density of new rows given those of the fit; that of those which depend on nothing new is known."""
     found, state = log_mean(log_ratio, made.log_weights, part=made.part), with_trees(posterior.distribution.q)
@@ -844,22 +819,20 @@ class _AllRows:
         ]
         of_rows = {dim for name in [*rows.observed, *of_data] for dim in self._new.dims(name)[:1]} - levels
         self._dims = {dim for dim in of_rows if dim is not None}
-        self._labels = {dim: self._all_labels(dim, labels) for dim, labels in self._new.labels.items()}
-        for dim in self._dims & self._new.of_fit.keys():
-            self._labels.setdefault(dim, self._all_labels(dim, []))
-
-    def _all_labels(self, dim: str, labels: list[Any]) -> list[Any]:
-        """Return the labels along a dim; rows that have none, or those of others, are numbered."""
-        known = self._new.of_fit.get(dim, []) if self._has_rows else []
-        found = [*known, *(label for label in labels if label not in set(known))]
-        n = len(known) + self._new.lengths.get(dim, self._rows.n_along(dim))
-        return list(range(n)) if dim in self._dims and len(found) != n else found
+        #: Labels along dims; rows that have none, or those of others, are numbered.
+        self._labels = dict[str, list[Any]]()
+        for dim, labels in ({key: [] for key in self._dims & self._new.of_fit.keys()} | self._new.labels).items():
+            known = self._new.of_fit.get(dim, []) if has_rows else []
+            found = [*known, *(label for label in labels if label not in set(known))]
+            along = (of.shape[0] for name, of in rows.observed.items() if self._new.dims(name)[:1] == (dim,))
+            n = len(known) + self._new.lengths.get(dim, max(along, default=0))
+            self._labels[dim] = list(range(n)) if dim in self._dims and len(found) != n else found
 
     def model(self) -> pm.Model:
         """Return a copy of the model with these rows; what it standardises its data by is that of the fit."""
         rows, new, given = self._rows, self._new, self._new.model
         held = [name for name in rows.observed if not data_behind(given, given[name])]
-        model, names = with_data_for(rows.standardised(), held)
+        model, names = with_data_for(rows.graph.with_statistics(), held)
         arrays = new.arrays | {names[name]: rows.observed[name] for name in held}
         for name, array in arrays.items():
             dims = tuple(model.named_vars_to_dims.get(name) or (None,) * array.ndim)
@@ -874,7 +847,7 @@ class _AllRows:
 
     def joined(self, dims: Sequence[str | None], old: AnyArray, new: AnyArray) -> AnyArray:
         """Return arrays, (n_draws, *shape), with the elements of the fit and new ones, which count where both are."""
-        lengths, places = list[int](), list[NDArray[np.intp]]()
+        lengths, places = list[int](), list[Indices]()
         for axis, (dim, before, now) in enumerate(zip(dims, old.shape[1:], new.shape[1:], strict=True)):
             is_of_rows = dim in self._dims or (dim not in self._labels and axis == 0 and before in self._lengths)
             if dim in self._new.labels and not is_of_rows:
@@ -921,11 +894,18 @@ def _with_all_rows(
 
 def _with_rows(
     posterior: Posterior, rows: NewRows, made: Draws, rng: np.random.Generator
-) -> tuple[Array, WithNewRows, Ints, Values, tuple[str, ...]]:
+) -> tuple[Array, WithNewRows, Indices, Values, tuple[str, ...]]:
     """Return what new rows say of each draw, where it is then, with what was not in the fit, and what is doubtful."""
     depends, numbers = rows_on_new(rows) if rows.grown else (None, {})
     of_known = np.arange(rows.n_rows) if depends is None else np.flatnonzero(np.diff(depends.indptr) == 0)
-    known, free = _with_known_rows(posterior, rows, of_known, made.theta)
+    known = None
+    if len(of_known) and (state := with_trees(posterior.distribution.q)) is not None and not rows.has_known_discrete:
+        with contextlib.suppress(CoupledRows):  # weights may do
+            known = with_new_rows(made.theta, state, functools.partial(_log_densities, rows, of_known))
+    if known is None:
+        log_densities = _log_densities(rows, of_known, made.theta)
+        known = WithNewRows(log_densities.sum(axis=1), made.theta, np.zeros(len(made.theta)))
+    free = rows.free(known.theta)
     log_ratio, doubts = known.log_ratio, list[str]()
     finite = np.isfinite(made.log_weights + log_ratio)
     moved = float(softmax((made.log_weights + log_ratio)[finite]) @ known.moved[finite]) if finite.any() else 0.0
@@ -943,28 +923,13 @@ def _with_rows(
     return log_ratio, known, of_known, rows.known(free, drawn), tuple(doubts)
 
 
-def _with_known_rows(
-    posterior: Posterior, rows: NewRows, which: NDArray[np.intp], theta: Array
-) -> tuple[WithNewRows, dict[str, AnyArray]]:
-    """Return draws given the rows that depend on nothing new, with the free variables of the fit at these."""
-    state = with_trees(getattr(posterior.distribution, "q", None))
-    if len(which) and state is not None and not rows.has_known_discrete:
-        with contextlib.suppress(CoupledRows):  # weights may do
-            found = with_new_rows(theta, state, functools.partial(_log_densities, rows, which))
-            return found, rows.free(found.theta)
-    free, log_ratio = rows.free(theta), np.zeros(len(theta))
-    if len(which):
-        log_ratio = rows.logp(rows.known(free, rows.some))[:, which].sum(axis=1)
-    return WithNewRows(log_ratio, theta, np.zeros(len(theta))), free
-
-
-def _log_densities(rows: NewRows, which: NDArray[np.intp], theta: Array) -> Array:
+def _log_densities(rows: NewRows, which: Indices, theta: Array) -> Array:
     return rows.logp(rows.known(rows.free(theta), rows.some))[:, which]
 
 
 def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[Draws, tuple[str, ...]]:
     """Return draws of the posterior, and what stands against relying on them."""
-    state, has_rows = with_trees(getattr(posterior.distribution, "q", None)), not posterior.changed_data()
+    state, has_rows = with_trees(posterior.distribution.q), not posterior.changed_data()
     if state is not None:
         doubts = () if posterior.record is None else posterior.record.doubts
         if skewness_of(state) < _SKEWED:

@@ -33,8 +33,7 @@ from pymc_ngvi.core.sizes import (
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.density.info import of_batches as data_of_batches
-from pymc_ngvi.density.info import quoted
+from pymc_ngvi.density.info import of_batches, quoted
 from pymc_ngvi.density.observed_rows import ObservedLogp, observed_logp
 from pymc_ngvi.moves.posterior import MovedDraws
 from pymc_ngvi.results.diagnosis import Kept
@@ -95,10 +94,7 @@ type Names = str | Sequence[str] | None
 #: Draws of q for each one that is picked by weight.
 POOL = 10
 #: Options of `sample_trace`.
-_OF_DRAWS = ("chains", "var_names", "importance", "include_transformed", "log_p", "of_batches")
-#: Groups of a tree that hold data.
-_OF_ROWS = ("observed_data", "constant_data")
-_ON_ALL_ROWS = "pm.sample_posterior_predictive has them, in a model of all rows or of new ones"
+_OF_DRAWS = ("chains", "var_names", "importance", "include_transformed", "log_p", "with_batches")
 
 
 def sample_trace(
@@ -112,17 +108,17 @@ def sample_trace(
     importance: str | None = None,
     include_transformed: bool | None = None,
     log_p: bool = False,
-    of_batches: bool = True,
+    with_batches: bool = True,
 ) -> tuple[MultiTrace, dict[str, Any], Array]:
     """Return draws as a trace, what there is to say of them, and the same unconstrained.
 
-    With ``of_batches=False``, Deterministics that read ``pm.Minibatch`` data are there by name only.
+    With ``with_batches=False``, Deterministics that read ``pm.Minibatch`` data are there by name only.
     """
     if posterior.record is not None:
         posterior.record.refuse_diverged()
     q = posterior.distribution
     transformed = posterior.include_transformed if include_transformed is None else include_transformed
-    constrain, names = _constrainer(posterior, kept, var_names, transformed=transformed, of_batches=of_batches)
+    constrain, names = _constrainer(posterior, kept, var_names, transformed=transformed, with_batches=with_batches)
     n, stats, attrs = check_draws(draws) * check_chains(chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
     if importance is None:
         theta = posterior.draw(n, rng)
@@ -199,7 +195,7 @@ def sample_tree(
     options["dims"] = posterior.dims | dict(options.get("dims") or {})
     tree = to_datatree(trace, posterior.model, more, include_transformed=shown, **options)
     if posterior.density.is_sharded:  # the model is that of one shard
-        tree = xr.DataTree.from_dict({name: node for name, node in tree.children.items() if name not in _OF_ROWS})
+        tree = tree.drop_nodes(["observed_data", "constant_data"], errors="ignore")
     for group in {"posterior", "sample_stats"} & set(tree.children):
         tree[group].attrs.update(attrs)
     outcome = {} if posterior.record is None else posterior.record.attrs()
@@ -218,7 +214,7 @@ def _by_row(model: pm.Model, elementwise: ObservedLogp, theta: Array, chains: in
 
 def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
     """Return chains as they were moved; see `NGVIApproximation.chains`."""
-    moved = getattr(getattr(posterior.distribution, "q", None), "rest", None)
+    moved = getattr(posterior.distribution.q, "rest", None)
     if not isinstance(moved, MovedDraws):
         raise ValueError("There are no chains: a moved posterior has some, pm.fit(..., posterior='moved').")
     posterior.warn_of_changed_data()
@@ -238,32 +234,29 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
 
 
 def _constrainer(
-    posterior: Posterior, kept: Kept, var_names: Names, *, transformed: bool, of_batches: bool
+    posterior: Posterior, kept: Kept, var_names: Names, *, transformed: bool, with_batches: bool
 ) -> tuple[Constrainer, frozenset[str] | None]:
     """Return what evaluates the named variables but for discrete ones, and the names; None for all of them."""
-    left_out = frozenset() if of_batches else data_of_batches(posterior.density.model)
+    left_out = frozenset() if with_batches else of_batches(posterior.density.model)
     if var_names is None and not left_out:
         return posterior.constrain, None
     discrete = posterior.density.summed_out_shown
     values = {v.name: v.value_name for v in posterior.layout.variables}
     valid = dict.fromkeys([*values, *(d.name for d in posterior.density.deterministics), *values.values(), *discrete])
     if var_names is None:
-        logger.info(f"Without {quoted(sorted(left_out))}, of the rows of one minibatch: {_ON_ALL_ROWS}.")
-        shown = frozenset(valid) - left_out
-        return narrow(posterior, kept, shown), shown
+        logger.info(
+            f"Without {quoted(sorted(left_out))}, of the rows of one minibatch: pm.sample_posterior_predictive has "
+            "them, in a model of all rows or of new ones."
+        )
+        var_names = [name for name in valid if name not in left_out]
     names = frozenset(checked_names(var_names, valid))
     if transformed:
         names |= {values[name] for name in names & values.keys()}
     # Discrete variables are drawn given all others.
     evaluated = names if names.isdisjoint(discrete) else names.difference(discrete).union(values)
-    return narrow(posterior, kept, evaluated), names
-
-
-def narrow(posterior: Posterior, kept: Kept, names: frozenset[str]) -> Constrainer:
-    """Return what evaluates some variables, kept until others are asked for."""
-    if kept.narrow is None or kept.narrow.names != names:
-        kept.narrow = Constrainer.of(posterior.density, names=names)
-    return kept.narrow
+    if kept.narrow is None or kept.narrow.names != evaluated:
+        kept.narrow = Constrainer.of(posterior.density, names=evaluated)
+    return kept.narrow, names
 
 
 #: How many of the first draws of tuning the covariance of q counts for: as with PyMC's ``init="advi+adapt_diag"``.

@@ -10,10 +10,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
-from numpy.typing import NDArray
-
-from pymc_ngvi.core.messages import N_NAMED
+from pymc_ngvi.core.messages import N_NAMED, percent
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import Indices
 from pymc_ngvi.density.by_rows import ModelRows, NoRows, PredictorKind, RowKind
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import find_blocks
@@ -23,7 +22,7 @@ from pymc_ngvi.graphs.layout import Layout
 
 #: Names in a list, at most.
 _N_IN_WORDS = 6
-#: Share of entries from which on X is called dense.
+#: Share of entries from which on X is called dense, and at most of a Hessian that is not.
 _DENSE = 0.999
 
 
@@ -53,16 +52,11 @@ def _of(part: RowKind | NoRows) -> str:
 
 def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[str]:
     """Return kinds of rows in words; priors of single coordinates are said together."""
-    of_variable: dict[tuple[str, str], list[RowKind]] = {}
-    alone = [
-        kind
-        for kind in kinds
-        if kind.role == "prior" and len(kind.predictors) == 1 and kind.predictors[0].is_coordinate
-    ]
+    of_variable, words = dict[object, list[RowKind]](), list[str]()
     for kind in kinds:
-        if kind not in alone:
-            of_variable.setdefault((kind.role, kind.variable), []).append(kind)
-    words = list[str]()
+        is_alone = kind.role == "prior" and len(kind.predictors) == 1 and kind.predictors[0].is_coordinate
+        of_variable.setdefault("alone" if is_alone else (kind.role, kind.variable), []).append(kind)
+    alone = of_variable.pop("alone", [])
     for group in of_variable.values():
         alike: dict[str, list[RowKind]] = {}  # rows of other values may be other functions of the same predictors
         for kind in group:
@@ -139,7 +133,6 @@ def _in_words(words: Sequence[str]) -> str:
 
 # --- what a model is made of, in words and as a table: the border, the blocks, the rows, and whose they are ---
 
-Integers = NDArray[np.intp]
 
 #: Names and groups of blocks listed at most.
 _N_NAMES, _N_GROUPS = 8, 4
@@ -163,8 +156,8 @@ class Part(NamedTuple):
 
     kind: Literal["blocks", "global"]
     variables: tuple[int, ...]
-    coordinates: Integers
-    sizes: Integers
+    coordinates: Indices
+    sizes: Indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +200,7 @@ class ModelStructure:
     pattern: Pattern | None = None
     arrow: Partition | None = None
     rows: ModelRows | None = None
-    sums: tuple[Integers, ...] = ()
+    sums: tuple[Indices, ...] = ()
 
     def __post_init__(self) -> None:
         if self.arrow is None and self.pattern is not None:
@@ -229,7 +222,7 @@ class ModelStructure:
         return len(self.block_sizes)
 
     @property
-    def block_sizes(self) -> Integers:
+    def block_sizes(self) -> Indices:
         """Coordinates in each block, (n_blocks,), ascending."""
         return np.empty(0, dtype=np.intp) if self.arrow is None else self.arrow.sizes
 
@@ -239,7 +232,7 @@ class ModelStructure:
         return [self.layout.label(int(i)) for i in self.border]
 
     @property
-    def border(self) -> Integers:
+    def border(self) -> Indices:
         """Coordinates in the border, ascending."""
         return np.arange(self.n_dim) if self.arrow is None else self.arrow.border
 
@@ -279,12 +272,12 @@ class ModelStructure:
         return tuple(sorted(parts, key=lambda p: (p.kind, p.variables)))
 
     @functools.cached_property
-    def _variable(self) -> Integers:
+    def _variable(self) -> Indices:
         """Of each coordinate: the place of its variable in the layout."""
         return np.repeat(np.arange(len(self.layout.variables)), [v.size for v in self.layout.variables])
 
     @functools.cached_property
-    def _block(self) -> Integers:
+    def _block(self) -> Indices:
         """Of each coordinate: its block, -1 in the border."""
         result = np.full(self.n_dim, -1, dtype=np.intp)
         if self.arrow is not None:
@@ -305,7 +298,9 @@ class ModelStructure:
         if self.n_entries == n * (n + 1) // 2:
             return f"Dense: the Hessian of log p couples all {n:,} coordinates."
         if self.n_blocks < 2 or self.n_dim - self.n_global < _LEAST_LOCAL * n:
-            share = f"{min(100 * self.density, 99.9):.3g} % of the entries of the Hessian of log p can differ from 0"
+            share = (
+                f"{percent(min(self.density, _DENSE), '.3g')} of the entries of the Hessian of log p can differ from 0"
+            )
             return f"Treated as dense: {share}, and to cut its {n:,} coordinates into blocks would not pay."
         border, blocks = ([part for part in self.parts if part.kind == kind] for kind in ("global", "blocks"))
         if len(blocks) > _N_GROUPS:
@@ -321,7 +316,7 @@ class ModelStructure:
             parts.append(f"beside these, a sum over {count(len(inside), 'coordinate')} of {names}")
         return "; ".join(parts) + "."
 
-    def _variables_of(self, coordinates: Integers) -> tuple[int, ...]:
+    def _variables_of(self, coordinates: Indices) -> tuple[int, ...]:
         return tuple(np.unique(self._variable[coordinates]).tolist())
 
     __repr__ = __str__
@@ -359,7 +354,7 @@ class ModelStructure:
         return pd.DataFrame(rows, columns=["name", "size", "role", "block_sizes"])
 
 
-def _range(sizes: Integers) -> str:
+def _range(sizes: Indices) -> str:
     least, most = int(sizes.min()), int(sizes.max())
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 

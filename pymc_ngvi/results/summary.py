@@ -17,12 +17,12 @@ import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
 from pymc_ngvi.core.importance import MOST_KHAT, khat_limit, pareto_khat, smoothed_tail, tail_length, weigh
-from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent, suggestion
+from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
-from pymc_ngvi.density.constrain import log_densities, term_sums
-from pymc_ngvi.marginal.pooled import WEIGHTED, evenly_picked
+from pymc_ngvi.density.constrain import Constrainer, log_densities, term_sums
+from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState, evenly_picked
 from pymc_ngvi.marginal.trees import SAID_ERROR
 from pymc_ngvi.reading.roles import Grouping, Roles, top_level_priors
 from pymc_ngvi.results.diagnosis import (
@@ -30,13 +30,20 @@ from pymc_ngvi.results.diagnosis import (
     budget_of,
     log_ratio_of,
     own_generator,
-    own_log_ratio,
     weights_and_elbo,
     wrap,
 )
-from pymc_ngvi.results.distributions import Posterior, one_chain, roles_of, to_datatree, to_multitrace, two_points
+from pymc_ngvi.results.distributions import (
+    Posterior,
+    in_numbers,
+    one_chain,
+    roles_of,
+    to_datatree,
+    to_multitrace,
+    two_points,
+)
 from pymc_ngvi.results.reweighted import joint_draws
-from pymc_ngvi.results.sampling import Names, narrow, sample_tree
+from pymc_ngvi.results.sampling import Names, sample_tree
 
 
 def verdict_on(
@@ -53,12 +60,11 @@ def verdict_on(
         n = budget_of(posterior).n_weights if of_fit else khat_draws
         if n or weighted:
             new = None if of_fit else np.random.default_rng(seed)
-            ratio = own_log_ratio(posterior, kept, n) if of_fit else log_ratio_of(posterior, kept, n, new)
-            weights = weights_and_elbo(ratio)[0]
+            weights = weights_and_elbo(log_ratio_of(posterior, kept, n, new))[0]
         if weights is not None and not weighted:
             again = own_generator(record) if of_fit else np.random.default_rng(seed)
-            lines.append(weights.sentence(posterior.layout.n_dim))
-            lines.append(q.remark(posterior.density, record, weights.n_draws, again))
+            remark = q.remark(posterior.density, record, weights.n_draws, again)
+            lines += [weights.sentence(posterior.layout.n_dim), remark]
     return tuple(filter(None, lines)), None if weights is None else weights.khat
 
 
@@ -106,17 +112,13 @@ def _variables(table: pd.DataFrame) -> list[str]:
 def _by_sd(table: pd.DataFrame) -> list[list[str]]:
     """Return cells with digits to the second of the standard deviation, as many for all of a vector where that fits."""
     values, sd, variables = table.to_numpy(dtype=np.float64), table["sd"].to_numpy(), np.array(_variables(table))
-    digits = [_digits(s) for s in sd]
+    # After the point; -1 for four significant ones.
+    digits = [max(0, 1 - math.floor(math.log10(s))) if _LEAST <= s < _MOST else -1 for s in sd]
     for name in dict.fromkeys(variables):
         of = [digits[i] for i in np.flatnonzero(variables == name)]
         if min(of) >= 0 and max(of) - min(of) == 1:
             digits = [max(of) if v == name else d for v, d in zip(variables, digits, strict=True)]
     return [[_number(x, d) for x in row] for row, d in zip(values, digits, strict=True)]
-
-
-def _digits(sd: float) -> int:
-    """Return how many digits after the point to show for a standard deviation; -1 for four significant ones."""
-    return max(0, 1 - math.floor(math.log10(sd))) if _LEAST <= sd < _MOST else -1
 
 
 def _number(x: float, digits: int) -> str:
@@ -211,10 +213,10 @@ def _labelled(draws: xr.DataArray, labels: Sequence[str]) -> xr.DataArray:
 def _is_correlation(draws: xr.DataArray) -> bool:
     """Tell whether draws are symmetric matrices with ones on their diagonal."""
     values = draws.transpose(*_SAMPLE, ...).to_numpy()
-    if values.ndim != 4 or values.shape[2] != values.shape[3]:
+    if values.ndim != len(_SAMPLE) + 2 or values.shape[-1] != values.shape[-2]:
         return False
-    unit = np.allclose(np.diagonal(values, axis1=2, axis2=3), 1.0)
-    return bool(unit and np.allclose(values, values.swapaxes(2, 3), equal_nan=True))
+    unit = np.allclose(np.diagonal(values, axis1=-1, axis2=-2), 1.0)
+    return bool(unit and np.allclose(values, values.swapaxes(-1, -2), equal_nan=True))
 
 
 def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
@@ -238,8 +240,6 @@ _MAX_ROWS = 60
 _CARD_ROWS = 24
 #: Part of all squares that one draw has where a few may decide a mean.
 _FEW_DECIDE = 0.05
-#: Arguments of ``arviz_stats.summary`` that choose variables, or another kind of result: all of it is one table then.
-_CHOOSING = ("var_names", "filter_vars", "coords", "group", "fmt")
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class Summary:
         Sentences below the table: numbers of observations and levels, what was left out.
     by_sd : bool, default False
         Whether numbers are printed to the second digit of their standard deviation.
-    max_rows : int, optional
+    max_rows : int, default 60
         Rows to print, about.
     """
 
@@ -270,7 +270,7 @@ class Summary:
     sections: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     by_sd: bool = False
-    max_rows: int | None = None
+    max_rows: int = _MAX_ROWS
 
     def __str__(self) -> str:
         """Return the text, its sentences wrapped to the width of the terminal."""
@@ -290,7 +290,7 @@ class Summary:
 
     def _rows(self) -> dict[str, Rows]:
         """Return the rows to show of each section: all, or as many as its share of the table, and at least ten."""
-        n, limit = len(self.table), self._limit
+        n, limit = len(self.table), self.max_rows
         limits = {
             heading: max(limit * len(part) // max(n, 1), min(10, limit)) for heading, part in self.sections.items()
         }
@@ -299,14 +299,10 @@ class Summary:
             for heading, part in self.sections.items()
         }
 
-    @property
-    def _limit(self) -> int:
-        return _MAX_ROWS if self.max_rows is None else self.max_rows
-
     def _cut(self) -> list[str]:
         """Return the line that says that the table is longer than what is shown, where it is."""
-        where = ".table" if self.max_rows is None else "summary().table"
-        return [f"({len(self.table):,} rows; all of them are in {where})"] if len(self.table) > self._limit else []
+        where = ".table" if self.max_rows == _MAX_ROWS else "summary().table"
+        return [f"({len(self.table):,} rows; all of them are in {where})"] if len(self.table) > self.max_rows else []
 
 
 def paragraphs(lines: tuple[str, ...]) -> str:
@@ -326,27 +322,19 @@ def summarise(
     options: dict[str, Any],
 ) -> Summary:
     """Return a summary; see `NGVIApproximation.summary`."""
-    _check_names(posterior, options)
+    if (given := options.get("var_names")) is not None and options.get("filter_vars") is None:
+        valid = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
+        valid += posterior.density.summed_out_shown
+        if posterior.include_transformed:
+            valid += [v.value_name for v in posterior.layout.variables]
+        names = [given] if isinstance(given, str) else given
+        checked_names([name for name in names if name.removeprefix("~") not in valid] or valid, valid)
     with posterior.with_data_of_fit():
         made = summary_of_draws(posterior, kept, draws, rng, group_effects, options)
     lines, khat = verdict_on(posterior, kept, verdict, khat_draws, rng)
     if said := posterior.of_changed_data():
         lines = (f"{said}: this is the posterior given those of the fit.", *lines)
     return replace(made, lines=lines, khat=khat)
-
-
-def _check_names(posterior: Posterior, options: dict[str, Any]) -> None:
-    """Raise ValueError for a variable to show that the model has not."""
-    given = options.get("var_names")
-    if given is None or options.get("filter_vars") is not None:
-        return
-    valid = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
-    valid += posterior.density.summed_out_shown
-    if posterior.include_transformed:
-        valid += [v.value_name for v in posterior.layout.variables]
-    for name in [given] if isinstance(given, str) else given:
-        if name not in valid and name.removeprefix("~") not in valid:
-            raise ValueError(f"var_names has {name!r}, which the model has not: {suggestion(name, valid)}")
 
 
 def card_of(posterior: Posterior, kept: Kept) -> str:
@@ -440,16 +428,19 @@ def summary_of_draws(
     """Return a summary without sentences above the table."""
     table_of = imported("arviz_stats").summary  # 0.7 s
     by_sd = options.get("kind", "stats") == "stats" and options.get("round_to", "auto") == "auto"
-    chosen = any(options.get(name) is not None for name in _CHOOSING)
+    # Variables are chosen, or another kind of result: all of it is one table then.
+    chosen = any(options.get(name) is not None for name in ("var_names", "filter_vars", "coords", "group", "fmt"))
     options = {"kind": "stats", **options}
     if chosen:
-        table = table_of(sample_tree(posterior, kept, draws, rng), **options)
+        tree = sample_tree(posterior, kept, draws, rng)
+        tree["posterior"] = xr.DataTree(in_numbers(tree["posterior"].to_dataset()))
+        table = table_of(tree, **options)
         sections = {"": table} if options.get("fmt", "wide") == "wide" else {}
         return Summary((), table, None, sections, (), by_sd)
     planned = Planned.of(posterior, group_effects=group_effects)
     wide = draws * sum(planned.sizes.values()) > HELD
-    made = sample_tree(posterior, kept, draws, rng, var_names=planned.names if wide else None)
-    shown, where = planned.arranged(made["posterior"].to_dataset())
+    tree = sample_tree(posterior, kept, draws, rng, var_names=planned.names if wide else None)
+    shown, where = planned.arranged(in_numbers(tree["posterior"].to_dataset()))
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
     notes = (*planned.notes, _error_sentence(posterior, draws), *_thin_tails(posterior), *_heavy_tails(shown))
@@ -474,19 +465,18 @@ def _error_sentence(posterior: Posterior, draws: int) -> str:
     weighted = posterior.distribution.kept_log_weights() is not None
     which = f" with an effective sample size of {effective:,.0f}" if weighted else ""
     own = f"From {draws:,} draws{which}: the Monte Carlo error of a mean is {1 / math.sqrt(effective):.2g} of its sd"
-    of_globals = posterior.distribution.effective_globals(draws)
+    of_globals = posterior.distribution.effective(draws, of_globals=True)
     more = f", that of a hyperparameter {1 / math.sqrt(of_globals):.2g} at most"
     return f"{own}{more if of_globals < effective else ''}."
 
 
 def _thin_tails(posterior: Posterior) -> list[str]:
     """Return a sentence on the standard deviations that few weighted draws decide, where there are such."""
-    errors = posterior.distribution.sd_errors()
-    if errors is None or not (errors > SAID_ERROR).any():
-        return []
-    worst = np.argsort(-np.nan_to_num(errors))[: min(N_NAMED, int((errors > SAID_ERROR).sum()))]
-    known = ", ".join(f"of `{posterior.layout.label(int(i))}` within {percent(errors[i])}" for i in worst)
-    return [f"Few draws are in thin tails: the standard deviation is known {known} only."]
+    state, label = posterior.distribution.q, posterior.layout.label
+    errors = state.sd_errors if isinstance(state, PoolState) else np.empty(0)
+    worst = [i for i in np.argsort(-errors)[:N_NAMED] if errors[i] > SAID_ERROR]
+    known = ", ".join(f"of `{label(int(state.globals_[i]))}` within {percent(errors[i])}" for i in worst)
+    return [f"Few draws are in thin tails: the standard deviation is known {known} only."] if worst else []
 
 
 def _heavy_tails(shown: xr.Dataset) -> list[str]:
@@ -577,7 +567,10 @@ def prior_sensitivity(
         raise ValueError(f"Power scaling needs the likelihood of all data: {why}. Ask a model of all rows.")
     posterior.refuse_changed_data("Power scaling would be about another posterior")
     priors, likelihoods = _scaled(posterior, prior_var_names, likelihood_var_names)
-    theta, doubts = _drawn(posterior, draws, rng)
+    # Draws of equal weight, corrected by importance weights where these help.
+    made, doubts = joint_draws(posterior, draws, rng)
+    rows = evenly_picked(np.exp(weigh(made.log_weights)[0]), draws, rng.random())
+    theta = made.theta[rng.permutation(rows)]
     of_prior = term_sums(posterior.model, posterior.layout, lambda: log_densities(posterior.model, priors), theta)
     of_likelihood = _log_likelihood(posterior, theta, likelihoods, is_all=likelihood_var_names is None)
     shown = _shown(posterior, theta, var_names, seed_of(rng))
@@ -622,13 +615,6 @@ def _scaled(posterior: Posterior, priors: Names, likelihoods: Names) -> tuple[li
     return of_prior, observed
 
 
-def _drawn(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[Array, tuple[str, ...]]:
-    """Return draws of equal weight, corrected by importance weights where these help."""
-    made, doubts = joint_draws(posterior, draws, rng)
-    rows = evenly_picked(np.exp(weigh(made.log_weights)[0]), draws, rng.random())
-    return made.theta[rng.permutation(rows)], doubts
-
-
 def _log_likelihood(posterior: Posterior, theta: Array, names: Sequence[str], *, is_all: bool) -> Array:
     """Return the log likelihood of each draw: what log p has beside priors and Potentials, or that of some variables.
 
@@ -651,9 +637,9 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
     else:
         known = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
         names = checked_names(var_names, known)
-    values = narrow(posterior, Kept(), frozenset(names))(theta, random_seed=seed)
+    values = Constrainer.of(posterior.density, names=frozenset(names))(theta, random_seed=seed)
     tree = to_datatree(to_multitrace(posterior.model, values, {}), posterior.model, include_transformed=False)
-    made = tree["posterior"].to_dataset()
+    made = in_numbers(tree["posterior"].to_dataset())
     shown = made[names] if planned is None else planned.arranged(made)[0]
     return shown[[name for name, of in shown.data_vars.items() if (np.ptp(of.to_numpy(), axis=(0, 1)) > 0.0).any()]]
 

@@ -11,12 +11,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.graph import Variable, clone_replace
 
 from pymc_ngvi.core.messages import NotApart
-from pymc_ngvi.core.types import AnyArray, Array
+from pymc_ngvi.core.types import AnyArray, Array, Bools
 from pymc_ngvi.graphs.backends import filled_up, in_float64, without_c
 from pymc_ngvi.graphs.programs import program_of, read
 from pymc_ngvi.ops import cost
@@ -149,7 +148,7 @@ def _others() -> dict[str, Callable[..., Any]]:
 # --- rows as programs: PyTensor's graphs are read, and not compiled ---
 
 
-type _Plain = tuple[Compiled, NDArray[np.bool_]]
+type _Plain = tuple[Compiled, Bools]
 
 
 class _Sum(NamedTuple):

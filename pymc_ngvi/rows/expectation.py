@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.linalg import ROUNDING
 from pymc_ngvi.core.sizes import AT_ONCE, CACHED
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Bools, Indices
 
 # --- quadrature rules for expectations under normal distributions of few dimensions ---
 #
@@ -142,7 +142,6 @@ def _compositions(total: int, k: int) -> Iterator[tuple[int, ...]]:
 _BITS = 4
 
 type Levels = NDArray[np.int16]
-type Index = NDArray[np.intp]
 
 
 def unpacked(code: int, n_blocks: int) -> tuple[int, ...]:
@@ -155,7 +154,7 @@ def one_finer(block: int) -> int:
     return 1 << _BITS * block
 
 
-def by_code(codes: Levels) -> Iterator[tuple[int, Index | slice]]:
+def by_code(codes: Levels) -> Iterator[tuple[int, Indices | slice]]:
     """Yield each code with the places that have it."""
     if len(codes) and (codes == codes[0]).all():
         yield int(codes[0]), slice(None)
@@ -187,12 +186,12 @@ class RowFunction:
     #: (1, n_rows) or (1, 1) each.
     data: list[Array]
     #: By which pairs of predictors a second derivative may differ from 0; shape (k, k).
-    interacts: NDArray[np.bool_]
+    interacts: Bools
     #: How many of the first predictors are the same for all rows, as a scale is: the function takes these with one
     #: column, and what hangs on them alone is computed once.
     n_shared: int = field(default=0, kw_only=True)
 
-    def some(self, rows: Index, index: NDArray[np.int64]) -> "RowFunction":
+    def some(self, rows: Indices, index: NDArray[np.int64]) -> "RowFunction":
         """Return some of the rows, in that order, of predictors (n_rows, k)."""
         return replace(self, index=np.ascontiguousarray(index), data=self.data_of(rows))
 
@@ -245,17 +244,17 @@ class RowFunction:
         """Nodes of a rule."""
         return math.prod(map(n_nodes, self.blocks, unpacked(code, len(self.blocks))))
 
-    def values(self, predictors: Sequence[Array], at: Index | slice) -> Array:
+    def values(self, predictors: Sequence[Array], at: Indices | slice) -> Array:
         """Return values, (n_points, n_rows), at predictors of that shape each; who asks counts what that takes."""
         points = [p[:, :1] if a < self.n_shared else p for a, p in enumerate(predictors)]
         [result] = self.function(*points, *self.data_of(at))
         return np.broadcast_to(result, predictors[0].shape)
 
-    def data_of(self, at: Index | slice) -> list[Array]:
+    def data_of(self, at: Indices | slice) -> list[Array]:
         """Return the data of some rows."""
         return [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, at]) for d in self.data]
 
-    def whitened(self, mean: Array, root: Array, codes: Levels, rows: Index) -> Array:
+    def whitened(self, mean: Array, root: Array, codes: Levels, rows: Indices) -> Array:
         """Return E[f], E[f z] and E[f (z z^T - I)] of rows, each by its own rule.
 
         Of rows with one predictor, E[f (z^3 - 3 z)] and E[f (z^4 - 6 z^2 + 3)] as well.
@@ -265,7 +264,7 @@ class RowFunction:
             result[:, at] = self._by_rule(code, mean[at], root[at], rows[at])
         return result
 
-    def _by_rule(self, code: int, mean: Array, root: Array, rows: Index) -> Array:
+    def _by_rule(self, code: int, mean: Array, root: Array, rows: Indices) -> Array:
         size, levels = self._rows_at_a_time(code), unpacked(code, len(self.blocks))
         parts = [
             self._part(levels, mean[part], root[part], self.data_of(rows[part])) for part in row_slices(len(mean), size)
@@ -495,7 +494,7 @@ class _RuleSearch:
     """
 
     def __init__(
-        self, function: RowFunction, mean: Array, root: Array, rows: Index, codes: Levels, whitened: Array
+        self, function: RowFunction, mean: Array, root: Array, rows: Indices, codes: Levels, whitened: Array
     ) -> None:
         self._function, self._mean, self._root, self._rows = function, mean, root, rows
         self.codes, self.whitened = codes.copy(), whitened.copy()
@@ -518,7 +517,7 @@ class _RuleSearch:
                 self.compare(block, at)
             left = left[worst >= 0]
 
-    def compare(self, block: int, at: Index) -> None:
+    def compare(self, block: int, at: Indices) -> None:
         """Try a finer rule in a block of directions; where there is none, what is known of the error stays."""
         for code, part in by_code(self.codes[at]):
             where, finer = at[part], self._finer_than(code, block, len(at[part]))
@@ -528,7 +527,7 @@ class _RuleSearch:
                 self._finer[block][:, new], self._of_finer[block, new] = self._by_rule(finer, new), finer
                 self.apart[block, where] = self._apart(self._finer[block][:, where], self.whitened[:, where])
 
-    def to_refine(self, at: Index, tolerance: float) -> Index:
+    def to_refine(self, at: Indices, tolerance: float) -> Indices:
         """Return the block of each row in which the error is largest; -1 where it may stay, or has to."""
         apart = np.where(self._can_refine[:, at], self.apart[:, at], 0.0)
         worst = apart.argmax(axis=0)
@@ -538,7 +537,7 @@ class _RuleSearch:
         enough = (apart.max(axis=0) <= allowed / len(apart)) | (self.apart[:, at].sum(axis=0) <= allowed)
         return np.where(enough | hopeless, -1, worst)
 
-    def refine(self, block: int, at: Index) -> None:
+    def refine(self, block: int, at: Indices) -> None:
         """Take the next finer rule in a block of directions."""
         for code, part in by_code(self.codes[at]):
             where, finer = at[part], self._finer_than(code, block, len(at[part]))
@@ -560,7 +559,7 @@ class _RuleSearch:
             else None
         )
 
-    def _by_rule(self, code: int, at: Index) -> Array:
+    def _by_rule(self, code: int, at: Indices) -> Array:
         codes = np.full(len(at), code, dtype=np.int16)
         return self._function.whitened(self._mean[at], self._root[at], codes, self._rows[at])
 
@@ -618,7 +617,7 @@ class Taken:
             self.codes[part], self.sd[part], self._whitened[:, part] = search.codes, self._sd[part], search.whitened
             self.errors[part] = search.apart.sum(axis=0)
 
-    def bends(self) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+    def bends(self) -> tuple[Array, Array, Array, Bools]:
         """Return E[f''], E[f^(3)], E[f^(4)] of rows with one predictor, and where the last two are not rounding."""
         second, third, fourth = self._whitened[2:]
         sd = self.root[:, 0, 0]
@@ -634,9 +633,7 @@ class Taken:
         return grad, hessian
 
 
-def changed(
-    codes: Levels, before: NDArray[np.float32], now: NDArray[np.float32]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def changed(codes: Levels, before: NDArray[np.float32], now: NDArray[np.float32]) -> tuple[Bools, Bools]:
     """Return which rows are wider, and which narrower, than those that their rules were chosen for."""
     fine = codes > 0
     wider, narrower = now > _WIDER * before, fine & (now < _NARROWER * before)

@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import ROUNDING
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.rows.expectation import (
     STREAMED_VALUES,
     Compiled,
-    Index,
     Levels,
     RowFunction,
     bend_rule,
@@ -68,7 +67,7 @@ class _Tables:
         return len(self.degree)
 
 
-def distinct(data: list[Array], n: int) -> tuple[Index, Index]:
+def distinct(data: list[Array], n: int) -> tuple[Indices, Indices]:
     """Return rows of which no two have the same data, but for rounding, and which of these each row is like."""
     known = [d[0] for d in data if d.shape[1] > 1]
     if not known:
@@ -93,14 +92,14 @@ class TabulatedRowFunction(RowFunction):
     """
 
     _tables: _Tables = field(init=False, repr=False)
-    _of: Index = field(init=False, repr=False)
+    _of: Indices = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Begin without polynomials."""
         first, self._of = distinct(self.data, len(self.index))
         self._tables = _Tables(self.data_of(first))
 
-    def some(self, rows: Index, index: NDArray[np.int64]) -> RowFunction:
+    def some(self, rows: Indices, index: NDArray[np.int64]) -> RowFunction:
         """Return some of the rows, in that order, with their polynomials."""
         result = copy.copy(self)
         result.index, result.data, result._of = index, self.data_of(rows), self._of[rows]
@@ -111,22 +110,22 @@ class TabulatedRowFunction(RowFunction):
         """Evaluations of a log density, about, that each of many values takes."""
         return max(1, self.n_evaluations // _TIMES)
 
-    def whitened(self, mean: Array, root: Array, codes: Levels, rows: Index) -> Array:
+    def whitened(self, mean: Array, root: Array, codes: Levels, rows: Indices) -> Array:
         """Return expectations; see `RowFunction`."""
         self._cover(mean[:, 0], root[:, 0, 0], rows)
         return super().whitened(mean, root, codes, rows)
 
-    def _by_rule(self, code: int, mean: Array, root: Array, rows: Index) -> Array:
+    def _by_rule(self, code: int, mean: Array, root: Array, rows: Indices) -> Array:
         levels = unpacked(code, len(self.blocks))
         nodes = rule(1, levels).nodes
         values = self._at(nodes @ root[:, :, 0].T + mean[:, 0], rows)
         return bend_rule(levels[0]) @ values
 
-    def values(self, predictors: list[Array], at: Index | slice) -> Array:  # type: ignore[override]
+    def values(self, predictors: list[Array], at: Indices | slice) -> Array:  # type: ignore[override]
         """Return values, (n_points, n_rows), at predictors of that shape."""
         return self._at(predictors[0], np.arange(len(self.index))[at])
 
-    def _at(self, points: Array, rows: Index) -> Array:
+    def _at(self, points: Array, rows: Indices) -> Array:
         result = np.empty(points.shape)
         tables = self._of[rows]
         degree = self._tables.degree[tables]
@@ -136,7 +135,9 @@ class TabulatedRowFunction(RowFunction):
                 self._write(points, rows, tables, columns[at], int(one), result)
         return result
 
-    def _write(self, points: Array, rows: Index, tables: Index, columns: Index, degree: int, result: Array) -> None:
+    def _write(
+        self, points: Array, rows: Indices, tables: Indices, columns: Indices, degree: int, result: Array
+    ) -> None:
         """Write values of some of the rows."""
         own, here = tables[columns], np.ascontiguousarray(points[:, columns])
         if not degree:
@@ -149,7 +150,7 @@ class TabulatedRowFunction(RowFunction):
             values[outside] = super().values([here[outside][None]], rows[number])[0]
         result[:, columns] = values
 
-    def _cover(self, mean: Array, sd: Array, rows: Index) -> None:
+    def _cover(self, mean: Array, sd: Array, rows: Indices) -> None:
         """See to it that intervals hold Gaussians."""
         known, of = self._tables, self._of[rows]
         fine = np.isfinite(mean) & np.isfinite(sd)
@@ -177,7 +178,7 @@ class TabulatedRowFunction(RowFunction):
             known.half[which] = 0.5 * (highest - lowest)[which]
             self._make(which)
 
-    def _make(self, which: Index) -> None:
+    def _make(self, which: Indices) -> None:
         """Find polynomials by values at the extrema of Chebyshev's."""
         known = self._tables
         known.degree[which] = 0
@@ -207,7 +208,7 @@ class TabulatedRowFunction(RowFunction):
             if not len(which):
                 return
 
-    def _direct(self, x: Array, which: Index) -> Array:
+    def _direct(self, x: Array, which: Indices) -> Array:
         known = self._tables
         points = known.middle[which] + known.half[which] * x
         data = [d if d.shape[1] == 1 else d[:, which] for d in known.data]
@@ -301,7 +302,7 @@ class _Integrand:
         squares += evaluated(self.function, [*moved, *self.data], (n, z.shape[-1])).reshape(z.shape)
         return squares
 
-    def rows(self, at: NDArray[np.intp] | slice) -> "_Integrand":
+    def rows(self, at: Indices | slice) -> "_Integrand":
         """Return the same for some of the rows; a single column is that of all."""
         parts = [
             [x if x.shape[1] == 1 else np.ascontiguousarray(x[:, at]) for x in some]

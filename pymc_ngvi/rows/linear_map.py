@@ -15,7 +15,7 @@ from pymc_ngvi.core.messages import TooDenseError
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity import Dependence, Ints, slices
-from pymc_ngvi.core.types import Array, Spread
+from pymc_ngvi.core.types import Array, Indices, Spread
 
 #: Share of the rows from which on a column is kept as a dense one.
 _DENSE = 0.2
@@ -32,7 +32,7 @@ class LinearMap:
     #: Columns of X that are dense; shape (n_rows, n_dense).
     dense: Array
     #: Which these are; shape (n_dense,).
-    columns: NDArray[np.intp]
+    columns: Indices
     #: All others; 0 in the dense ones; shape (n_rows, n_dim + n_sums).
     rest: sparse.csr_array
     #: A; shape (n_sums, n_dim); None where there are no sums.
@@ -108,7 +108,7 @@ class LinearMap:
     def _transposed(self) -> sparse.csr_array:
         return self.rest.T.tocsr()
 
-    def rows(self, index: NDArray[np.intp]) -> Array:
+    def rows(self, index: Indices) -> Array:
         """Return rows of X, dense, (n, n_dim)."""
         result: Array = self.rest[index].toarray()
         result[:, self.columns] += self.dense[index]
@@ -184,13 +184,13 @@ class MatrixPlan:
 
     n_rows: int
     #: Those to be held as dense ones.
-    columns: NDArray[np.intp]
+    columns: Indices
     #: Where to evaluate: sums of columns that no row has two of, then the dense ones; shape (n_directions, n_dim).
     directions: Array
     #: Entries of the others, and which of the directions each is read from; shape (n_entries,).
-    rows: NDArray[np.intp]
-    cols: NDArray[np.intp]
-    colours: NDArray[np.intp]
+    rows: Indices
+    cols: Indices
+    colours: Indices
 
     @classmethod
     def of(cls, dependence: Dependence, n_dim: int) -> "MatrixPlan":
@@ -252,7 +252,7 @@ def _is_cheaper_dense(sets: sparse.csr_array, index: NDArray[np.int64]) -> bool:
     return bool(fits and work < _SLOWER * np.sum(n_entries**2))
 
 
-def _colours(sets: sparse.csr_array) -> NDArray[np.intp]:
+def _colours(sets: sparse.csr_array) -> Indices:
     """Colour columns so that no row has two of one colour, greedily; -1 for columns without entries."""
     together = sparse.csr_array(sets.T @ sets)
     colours = np.full(sets.shape[1], -1, dtype=np.intp)
@@ -334,7 +334,7 @@ class ManyMaps:
     #: Columns of X that are dense; shape (n, n_predictors, n_dense), or (1, ...) where it is the same for all.
     dense: Array
     #: Which these are; shape (n_dense,).
-    columns: NDArray[np.intp]
+    columns: Indices
     #: Entries of the others; shape (n, n_entries).
     data: Array
     #: Where these are.
@@ -355,7 +355,7 @@ class ManyMaps:
         """Return how many there are."""
         return len(self.offset)
 
-    def __getitem__(self, which: NDArray[np.intp]) -> "ManyMaps":
+    def __getitem__(self, which: Indices) -> "ManyMaps":
         """Return some of them."""
         dense = self.dense if len(self.dense) == 1 else self.dense[which]
         return replace(self, offset=self.offset[which], dense=dense, data=self.data[which])
@@ -395,7 +395,7 @@ class ManyMaps:
             result[:, self.columns] += np.matmul(eta[:, None], self.dense)[:, 0]
         return self._without_sums(result[:, :, None])[:, :, 0]
 
-    def transposed_rows(self, index: NDArray[np.intp]) -> Array:
+    def transposed_rows(self, index: Indices) -> Array:
         """Return some rows of X_k as columns, (n, n_dim, n_rows)."""
         n, sparsity = len(self), self.sparsity
         result = np.zeros((n, sparsity.n_dim, len(index)))
@@ -415,7 +415,7 @@ _MOST_PRODUCTS = 20_000_000
 class Entries:
     """Entries of symmetric matrices by x that rows ask for: of its covariance, and of its precision."""
 
-    def __init__(self, sparsity: Sparsity, columns: NDArray[np.intp], indices: Iterable[Ints]) -> None:
+    def __init__(self, sparsity: Sparsity, columns: Indices, indices: Iterable[Ints]) -> None:
         # Of the predictors of rows, (n_rows, k) for each kind of these.
         pairs = [i[:, [a, b]] for i in indices for a in range(i.shape[1]) for b in range(a + 1)]
         self.n_dim, self._columns, self.pairs = sparsity.n_dim, columns, pairs

@@ -13,15 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.special import ndtri
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.messages import NotApart
-from pymc_ngvi.core.types import Array, RowRules
-from pymc_ngvi.rows.expectation import Compiled, Index, RowFunction, Taken
+from pymc_ngvi.core.types import Array, Bools, Indices, RowRules
+from pymc_ngvi.rows.expectation import Compiled, RowFunction, Taken
 from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct, sampled
 from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity, symmetric
 from pymc_ngvi.rows.row_hessian import Scatter
@@ -42,14 +41,14 @@ class OwnGroup(NamedTuple):
     """Effects that rows of one kind read, one each."""
 
     #: shape (n,).
-    coordinates: Index
+    coordinates: Indices
     #: The kind of rows that read them, which of these, (n,), and by which of their predictors.
     kind: int
-    rows: Index
+    rows: Indices
     slot: int
     #: Their priors.
     prior_kind: int
-    prior_rows: Index
+    prior_rows: Indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,17 +60,17 @@ class OwnEffects:
     n_dim: int
 
     @property
-    def coordinates(self) -> Index:
+    def coordinates(self) -> Indices:
         """All of them, in the order of the groups."""
         return np.concatenate([group.coordinates for group in self.groups])
 
     @property
-    def kept(self) -> Index:
+    def kept(self) -> Indices:
         """All other coordinates, ascending."""
         return np.setdiff1d(np.arange(self.n_dim), self.coordinates)
 
 
-def priors_of(rows: RowFunction, at: Index) -> tuple[Array, Array, Array] | None:
+def priors_of(rows: RowFunction, at: Indices) -> tuple[Array, Array, Array] | None:
     """Return the normal densities that some rows, quadratic in their only predictor, are; None where one is none.
 
     Their means, standard deviations, and logarithms of what they integrate to, (n,) each.
@@ -97,7 +96,7 @@ _PRIOR_AND_ROW, _NONE = 2, "no effect is read by one row alone"
 
 
 def find_own(
-    functions: Sequence[RowFunction], sets: sparse.csr_array, linear_in: NDArray[np.bool_], start: Array
+    functions: Sequence[RowFunction], sets: sparse.csr_array, linear_in: Bools, start: Array
 ) -> tuple[OwnEffects | None, str]:
     """Find effects that rows read as their own; None where there are none, and why."""
     n_dim = sets.shape[1]
@@ -151,7 +150,7 @@ def _reading(rows: RowFunction, sets: sparse.csr_array) -> sparse.csr_array:
     return total
 
 
-def _one_each(reader: sparse.csr_array, wanted: NDArray[np.bool_]) -> Index:
+def _one_each(reader: sparse.csr_array, wanted: Bools) -> Indices:
     """Return the row that reads each coordinate, (n_dim,), where each row has one of those that are wanted; else -1."""
     result = np.full(reader.shape[1], -1, dtype=np.intp)
     number = np.repeat(np.arange(reader.shape[0]), np.diff(reader.indptr))
@@ -200,7 +199,7 @@ class ManyRows:
         """Return how many there are."""
         return len(self.maps)
 
-    def __getitem__(self, which: NDArray[np.intp]) -> "ManyRows":
+    def __getitem__(self, which: Indices) -> "ManyRows":
         """Return some of them, in that order."""
         if len(which) == len(self) and (which == np.arange(len(self))).all():
             return self
@@ -209,7 +208,7 @@ class ManyRows:
             self, maps=self.maps[which], functions=functions, slope=self.slope[which], constant=self.constant[which]
         )
 
-    def _some(self, function: RowFunction, which: NDArray[np.intp]) -> RowFunction:
+    def _some(self, function: RowFunction, which: Indices) -> RowFunction:
         n, n_predictors = len(self), self.slope.shape[1]
         per = len(function.index) // n
         index = function.index[:per] + n_predictors * np.arange(len(which))[:, None, None]
@@ -348,8 +347,8 @@ _NORMAL = _OF_NORMAL * np.arange(-round(_FARTHEST / _OF_NORMAL), round(_FARTHEST
 class _Cells(NamedTuple):
     """Where predictors are on the lattice: numbers of the first points, (n_points, n_rows), of two values of log a."""
 
-    first: Index
-    second: Index
+    first: Indices
+    second: Indices
     part: Array
     part_second: Array
 
@@ -412,7 +411,7 @@ class OwnDraws:
             self._place = {}
         return self._make(needed, n)
 
-    def _make(self, needed: NDArray[np.intp], n: int) -> bool:
+    def _make(self, needed: Indices, n: int) -> bool:
         """Find quantiles at some values of log a; tell whether predictors are close enough for these."""
         missing = [k for k in needed.tolist() if k not in self._place]
         while missing:
@@ -447,7 +446,7 @@ class OwnDraws:
             self._place, missing = {}, needed.tolist()
         return True
 
-    def _cells(self, eta: Array, number: Index, log_a: Array) -> _Cells:
+    def _cells(self, eta: Array, number: Indices, log_a: Array) -> _Cells:
         shape = self._quantiles.shape
         at = (eta - self._lowest) / self._step
         left = np.minimum(at.astype(np.intp), self._n_eta - 2)
@@ -523,7 +522,7 @@ class ManyRowsLeft(ManyRows):
     own: list[_OwnEffects]
     narrowing: "Narrowing"
 
-    def __getitem__(self, which: NDArray[np.intp]) -> "ManyRows":
+    def __getitem__(self, which: Indices) -> "ManyRows":
         """Return some of them, in that order."""
         rows = super().__getitem__(which)
         assert isinstance(rows, ManyRowsLeft)
@@ -561,7 +560,7 @@ class ManyRowsLeft(ManyRows):
             result[:, group.coordinates] = moved / effects.ratio[:, :, None]
         return result
 
-    def _each(self) -> Iterator[tuple[_OwnEffects, RowFunction, OwnGroup, Index]]:
+    def _each(self) -> Iterator[tuple[_OwnEffects, RowFunction, OwnGroup, Indices]]:
         """Yield the effects of each group, their rows, and the predictors of their priors."""
         groups = self.narrowing.effects.groups
         of_priors = (map_.p for map_ in self.narrowing.groups)
@@ -572,7 +571,7 @@ class Narrowing:
     """Integrates effects out of rows at many values."""
 
     def __init__(
-        self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Index
+        self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Indices
     ) -> None:
         self.effects, self.n_inside, self.kept = effects, effects.n_dim, effects.kept
         self._apart = _Apart(sparsity, columns, effects.coordinates)
@@ -599,7 +598,7 @@ class Narrowing:
         indices = [*keep, *(rows.index for rows in self._left(functions, 1))]
         self.entries = Entries(self._sparsity, self._columns, indices)
 
-    def of(self, rows: ManyRows) -> tuple[ManyRows, NDArray[np.bool_]]:
+    def of(self, rows: ManyRows) -> tuple[ManyRows, Bools]:
         """Return rows of what is left, and where effects can be integrated out."""
         n, maps = len(rows), self._apart.of(rows.maps)
         offset, dense, constant = maps.offset.copy(), maps.dense, rows.constant.copy()
@@ -645,7 +644,7 @@ class Narrowing:
 class _Apart:
     """Takes columns of effects from the dense ones, as which they count where there are few rows."""
 
-    def __init__(self, sparsity: Sparsity, columns: Index, effects: Index) -> None:
+    def __init__(self, sparsity: Sparsity, columns: Indices, effects: Indices) -> None:
         is_effect = np.isin(columns, effects)
         self.sparsity, self.columns = sparsity, columns[~is_effect]
         self._moved, self._stay = np.flatnonzero(is_effect), np.flatnonzero(~is_effect)
@@ -692,7 +691,7 @@ class _GroupMap:
         self.rows = self.eta[self.number]
 
 
-def _where(codes: Index, wanted: Index) -> tuple[Index, NDArray[np.bool_]]:
+def _where(codes: Indices, wanted: Indices) -> tuple[Indices, Bools]:
     """Return where codes are those that are wanted, and which are there."""
     if not len(codes):
         return np.zeros_like(wanted), np.zeros(len(wanted), dtype=bool)
@@ -701,7 +700,7 @@ def _where(codes: Index, wanted: Index) -> tuple[Index, NDArray[np.bool_]]:
     return at, codes[at] == wanted
 
 
-def _at(rows: Index, per: int, n: int) -> Index:
+def _at(rows: Indices, per: int, n: int) -> Indices:
     """Return the numbers of some rows at all values."""
     return np.asarray((per * np.arange(n)[:, None] + rows).ravel())
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.rows.expectation import RowFunction
 
 #: Points on a line: a parabola has no third differences there.
@@ -36,7 +35,7 @@ def is_concave(rows: RowFunction, about: Array) -> bool:
     return rows.k == 1 and all(bool(are_concave(rows, 0, about, size * FAR).all()) for size in (0.1, 1.0))
 
 
-def are_concave(rows: RowFunction, slot: int, about: Array, along: Array) -> NDArray[np.bool_]:
+def are_concave(rows: RowFunction, slot: int, about: Array, along: Array) -> Bools:
     """Tell which functions of rows are concave in one of their predictors on lines, (n_rows,)."""
     points = [np.broadcast_to(about[:, a], (len(along), len(about))).copy() for a in range(rows.k)]
     points[slot] += along[:, None]
@@ -144,7 +143,7 @@ class Separable:
     """Numbers as combinations of some of them."""
 
     #: Which of the numbers; shape (n_members,).
-    members: NDArray[np.intp]
+    members: Indices
     #: shape (n, n_members).
     weights: Array
 

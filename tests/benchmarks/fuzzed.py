@@ -256,14 +256,15 @@ def on_grid(log_p: Callable[[Array], Array], known: Array) -> Moments | None:
 def by_ensemble(log_p: Callable[[Array], Array], x: Array, seed: int) -> Moments:
     """Return moments and effective sizes of walkers that take differences of others as steps, from wider draws."""
     rng, (n, n_dim) = np.random.default_rng(seed), x.shape
-    x = x.mean(axis=0) + 1.5 * (x - x.mean(axis=0))
+    wide = x.mean(axis=0) + 1.5 * (x - x.mean(axis=0))
+    x = np.where(np.isfinite(log_p(wide))[:, None], wide, x)  # where p is 0, walkers would not find back
     now, halves, sums = log_p(x), np.arange(n).reshape(2, -1), []
     for i in range(N_BEFORE + N_STEPS):
         for own, other in (halves, halves[::-1]):
             ways = x[rng.choice(other, len(own))] - x[rng.choice(other, len(own))]
             lengths = rng.choice([1.0, 2.38 / np.sqrt(2.0 * n_dim), 0.5 / np.sqrt(n_dim)], size=len(own))
             new = x[own] + lengths[:, None] * ways * (1.0 + 1e-3 * rng.normal(size=ways.shape))
-            values = np.nan_to_num(log_p(new), nan=-np.inf)
+            values = np.nan_to_num(log_p(new), nan=-np.inf, neginf=-np.inf)
             moved = np.log(rng.random(len(own))) < values - now[own]
             x[own[moved]], now[own[moved]] = new[moved], values[moved]
         if i >= N_BEFORE:

@@ -59,7 +59,7 @@ class Rows:
 
 
 def _correlated_slopes(rows: Rows) -> Any:
-    b = pm.MvNormal("b", np.zeros(3), 0.5 * np.eye(3) + 0.4)
+    b = pm.MvNormal("b_together", np.zeros(3), 0.5 * np.eye(3) + 0.4)
     if rows.coin():
         pm.Potential("soft", -0.5 * ((b.sum() - 0.3) / 0.2) ** 2)
     return rows.x @ b

@@ -63,8 +63,8 @@ def assert_same_state(a, b):
     """Compare two states of the loop bit for bit."""
     assert a.status is b.status
     assert a.n_iterations == b.n_iterations
-    np.testing.assert_array_equal(a.losses, b.losses)
-    np.testing.assert_array_equal(a.gaps, b.gaps)
+    np.testing.assert_array_equal(a.history.losses, b.history.losses)
+    np.testing.assert_array_equal(a.history.gaps, b.history.gaps)
     for name, value in a.rule.q.params().items():
         np.testing.assert_array_equal(value, b.rule.q.params()[name])
 
@@ -218,7 +218,7 @@ def test_the_elbo_does_not_fall_on_a_fixed_set(choice, seed):
     assert same_set
     for old, new in same_set:
         assert new.elbo >= old.elbo - 0.5 * TOL
-    assert -states[-1].losses[-1] > -states[0].losses[0] + 1.0
+    assert -states[-1].history.losses[-1] > -states[0].history.losses[0] + 1.0
 
 
 @each_adaptive
@@ -332,7 +332,7 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_loses_nothing(choice, call)
         loop.run(rule, first_state(rule, target, choice), 200, states.append)
     part = states[-1]
     assert 0 < part.n_iterations < whole.n_iterations
-    np.testing.assert_array_equal(part.losses, whole.losses[: part.n_iterations])
+    np.testing.assert_array_equal(part.history.losses, whole.history.losses[: part.n_iterations])
     assert_same_state(loop.run(rule, part, 200, ignore), whole)
 
 
@@ -360,8 +360,8 @@ def test_a_nasty_target_ends_with_a_status_and_a_finite_state(choice, seed, make
     assert np.isfinite(state.rule.q.mean()).all()
     assert np.isfinite(state.rule.q.sd()).all()
     assert (state.rule.q.sd() > 0).all()
-    assert np.isfinite(state.losses).all()
-    assert (state.gaps >= 0).all()
+    assert np.isfinite(state.history.losses).all()
+    assert (state.history.gaps >= 0).all()
     elbo, gap = assessed(rule, state)
     assert np.isfinite(elbo.value)
     assert gap >= 0

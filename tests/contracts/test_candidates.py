@@ -10,7 +10,7 @@ from pymc_ngvi import NGVI, NotExactError, fit_ngvi
 from pymc_ngvi.posteriors.kinds import TreeKind
 
 QUIET = {"progressbar": False, "backend": "quick", "random_seed": 1}
-KINDS = {"exact": "trees.TreeKind", "nested": "latent_gaussian.LatentGaussianKind", "moved": "moved.MovedKind"}
+KINDS = {"exact": "TreeKind", "nested": "LatentGaussianKind", "moved": "MovedKind"}
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_what_was_asked_for_by_name_is_not_replaced(name, monkeypatch):
 @pytest.mark.parametrize(
     ("place", "what"),
     [("methods.LineSearch.assess", "the assessment of the result"),
-     ("fitting.modes.search.ModeSearch._found", "the search for other modes")],
+     ("fitting.modes.ModeSearch._found", "the search for other modes")],
 )  # fmt: skip
 def test_a_gaussian_fit_is_kept_without_what_fails_after_it(place, what, monkeypatch, caplog):
     monkeypatch.setattr(f"pymc_ngvi.{place}", fails(np.linalg.LinAlgError("no factor")))

@@ -135,7 +135,7 @@ def assert_valid(result, choice):
         assert np.isfinite(q.mean()).all()
         np.linalg.cholesky(q.cov())  # LinAlgError unless positive definite
     assert result.state.rule.n_failed == result.state.rule.n_dropped == 0
-    assert np.isfinite(result.state.losses).all()
+    assert np.isfinite(result.state.history.losses).all()
     if result.state.status is Status.CONVERGED:
         # Before its time: certified by gaps measured with exact Hessians, below a tolerance of .05.
         assert choice.estimator == "price"

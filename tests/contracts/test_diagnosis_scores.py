@@ -70,13 +70,13 @@ def test_nothing_drifts_where_draws_are_of_the_posterior(exact, seed):
     """By five standard errors at most of 42 coordinates, and of 41 predictors: their figures are normal, about."""
     functionals = functionals_of(exact.density, exact._posterior.constrain)
     found = score_drift_of(exact._posterior, np.random.default_rng(seed), N_DRAWS, functionals)
-    for of in found:
+    for of in (found.moments, found.functionals):
         for estimates in of.measures.values():
             assert (np.abs(estimates.value) < 5.0 * estimates.se + 0.02).all()  # the pool is worth some 2,000 draws
             assert np.median(estimates.se) < 0.13
             # Chance is about as large as is said.
             assert 0.5 < np.std(estimates.value / estimates.se) < 2.0
-    assert [group.name for group in found[1].functionals.groups] == ["spread", "linear predictors"]
+    assert [group.name for group in found.functionals.functionals.groups] == ["spread", "linear predictors"]
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.4])
@@ -86,7 +86,7 @@ def test_draws_that_are_too_wide_or_too_narrow_are_seen(exact, factor):
         posterior, np.random.default_rng(1), N_DRAWS, functionals_of(posterior.density, posterior.constrain)
     )
     # Products with gradients grow with the square of the factor; q's own sd is what it was.
-    assert np.median(found[0].measures["sd"].value[2:]) == pytest.approx(1.0 / factor - 1.0, abs=0.1)
+    assert np.median(found.moments.measures["sd"].value[2:]) == pytest.approx(1.0 / factor - 1.0, abs=0.1)
     diagnosis = judged(posterior, 1)
     assert diagnosis.verdict == "not reliable"
     assert "gradients of log p at draws tell of a drift in" in " ".join(diagnosis.reasons)

@@ -14,7 +14,7 @@ import pymc_ngvi
 from pymc_ngvi import NGVI, Status, fit_ngvi
 
 QUIET = {"progressbar": False, "backend": "quick", "random_seed": 1}
-KINDS = {"exact": "trees.TreeKind", "nested": "latent_gaussian.LatentGaussianKind", "moved": "moved.MovedKind"}
+KINDS = {"exact": "TreeKind", "nested": "LatentGaussianKind", "moved": "MovedKind"}
 
 
 def skewed():
@@ -158,7 +158,7 @@ def test_in_the_assessment_the_fit_is_kept_with_its_own_figures(rule, options, m
     assert (approx.status, approx.elbo) == (Status.CONVERGED, whole.elbo)
 
 
-@pytest.mark.parametrize("place", ["search.ModeSearch._found", "search._fitted", "search._shared"])
+@pytest.mark.parametrize("place", ["ModeSearch._found", "_fitted", "_shared"])
 def test_in_the_search_for_other_modes_the_first_fit_is_kept(place, monkeypatch):
     """With its assessment; nothing follows it, and refine looks for the modes."""
     with monkeypatch.context() as patch:

@@ -211,9 +211,6 @@ def test_a_fit_that_fails_leaves_the_rest(caplog, monkeypatch):
         def __init__(self, model, **options):
             pass
 
-        def begin_with(self, density):
-            pass
-
         def _problem(self, *options):
             raise RuntimeError
 

@@ -62,8 +62,8 @@ def raise_at(iteration, error):
 
 def assert_history(state, n):
     assert state.n_iterations == state.rule.steps == n
-    np.testing.assert_array_equal(state.losses, 10.0 - np.arange(1, n + 1))
-    np.testing.assert_array_equal(state.gaps, 1.0 / (2.0 + np.arange(n)))
+    np.testing.assert_array_equal(state.history.losses, 10.0 - np.arange(1, n + 1))
+    np.testing.assert_array_equal(state.history.gaps, 1.0 / (2.0 + np.arange(n)))
 
 
 @pytest.mark.parametrize("n", [1, 5])
@@ -133,8 +133,8 @@ def test_resuming_equals_never_having_stopped(stop):
     resumed = loop.run(rule, loop.reopen(rule, part), 100, ignore)
     assert resumed.status is whole.status is Status.CONVERGED
     assert_history(resumed, 7)
-    np.testing.assert_array_equal(resumed.losses, whole.losses)
-    np.testing.assert_array_equal(resumed.gaps, whole.gaps)
+    np.testing.assert_array_equal(resumed.history.losses, whole.history.losses)
+    np.testing.assert_array_equal(resumed.history.gaps, whole.history.gaps)
 
 
 def test_a_converged_fit_does_not_go_on():

@@ -15,7 +15,7 @@ from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core.climbs import ascend, tops
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.moves import posterior as rounds
-from pymc_ngvi.moves.chains import basins_among
+from pymc_ngvi.moves.chains import Basins, ChainCoordinates, basins_among
 from pymc_ngvi.moves.posterior import N_STARTS, MovedChecks, MovedDraws, moved_until_arrived
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -162,6 +162,18 @@ def test_too_few_gradients_for_separate_modes_are_said(monkeypatch):
     ended = moved_until_arrived(target, fits, N_CHAINS, np.random.default_rng(1), may_go_on=lambda n: not found)
     assert not ended.checks.is_exact
     assert "chains stay in 2 modes, and the weights of the modes are unknown" in ended.checks.sentence
+
+
+def test_chains_of_false_basins_go_on_together(monkeypatch):
+    """A border runs through a mode of 1 % of the mass; chains beyond it have come to the other one, and differ."""
+    target, about = Normals([0.01, 0.99], apart_along_first(3, 12.0)), [standard(3, at=[6.0, 0.0, 0.0])]
+    wide = [ChainCoordinates.of(one) for one in (*about, standard(3, sd=6.0))]
+    monkeypatch.setattr(rounds, "are_apart", lambda x: True)
+    modes = np.array([[0.0, 0.3, 0.0], [0.0, -0.3, 0.0]])
+    monkeypatch.setattr(rounds, "basins_among", lambda climbs, x: Basins(climbs, modes, wide))
+    checks = moved(target, *about).checks
+    assert not checks.is_exact
+    assert "chains that began at different points differ" in checks.sentence
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

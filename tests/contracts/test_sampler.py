@@ -669,6 +669,18 @@ def test_a_dear_inside():
     assert inside.n_values < 450
 
 
+def test_a_mode_that_is_lost():
+    """Given the inside, a value may depend on those that it is asked for with: there, no climb goes on."""
+
+    def log_density(g):
+        is_far = g[:, 0] > 4.0
+        values = -0.5 * np.minimum((g**2).sum(axis=1), 30.0 + ((g - [9.0, 0.0]) ** 2).sum(axis=1))
+        return np.where(is_far & is_far.all(), -np.inf, values)
+
+    found = Sampler(Double(log_density), np.zeros(2), np.ones(2), 1, others=[np.array([8.0, 1.0])]).run()
+    assert_allclose(found.weights @ found.g, 0.0, atol=0.15)
+
+
 @pytest.mark.parametrize("seed", THREE_SEEDS)
 def test_an_improper_direction_is_refused(seed):
     """One coordinate has no end."""

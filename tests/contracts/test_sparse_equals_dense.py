@@ -118,7 +118,7 @@ def toenail(folder):
 def check(sparse, dense):
     assert sparse.status == dense.status
     assert sparse.n_iterations == dense.n_iterations
-    np.testing.assert_allclose(sparse.losses, dense.losses, rtol=1e-6)
+    np.testing.assert_allclose(sparse.history.losses, dense.history.losses, rtol=1e-6)
     q, twin = sparse.rule.q, dense.rule.q
     sd = twin.sd()
     assert np.max(np.abs(q.mean() - twin.mean()) / sd) < 1e-6

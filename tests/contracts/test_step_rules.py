@@ -613,7 +613,7 @@ def test_where_the_path_stops(seed):
     rule = make_rule(target, choice, seed=seed, window=20, step_size=0.02, n_draws=16)
     state = loop.run(rule, first_state(rule, target, choice), 5000, ignore)
     assert state.status is Status.LEVELLED
-    means = -state.losses.reshape(-1, 20).mean(axis=1)
+    means = -state.history.losses.reshape(-1, 20).mean(axis=1)
     slopes = 0.5 * (means[2:] - means[:-2])
     assert (slopes[:-1] >= 0.01).all()
     assert slopes[-1] < 0.01

@@ -206,8 +206,8 @@ def test_a_fit_without_second_derivatives_measures_its_gap_from_gradients(estima
 def assert_same(one, other):
     assert one.status is other.status
     assert one.n_iterations == other.n_iterations
-    np.testing.assert_array_equal(one.losses, other.losses)
-    np.testing.assert_array_equal(one.gaps, other.gaps)
+    np.testing.assert_array_equal(one.history.losses, other.history.losses)
+    np.testing.assert_array_equal(one.history.gaps, other.history.gaps)
     for a, b in ((one.rule.q, other.rule.q), (one.rule.iterate, other.rule.iterate)):
         for name, value in a.params().items():
             np.testing.assert_array_equal(value, b.params()[name])
@@ -242,7 +242,7 @@ def test_a_certified_fit_goes_on_for_a_smaller_tolerance_only(step):
     on = loop.run(finer, reopened, 200, ignore)
     assert on.n_iterations > ended.n_iterations
     assert exact_gap(target, "full", on.rule.q) < exact_gap(target, "full", ended.rule.q)
-    np.testing.assert_array_equal(on.losses[: ended.n_iterations], ended.losses)
+    np.testing.assert_array_equal(on.history.losses[: ended.n_iterations], ended.history.losses)
 
 
 @pytest.mark.parametrize("options", [{"step": "constant", "estimator": "stein"}, {"step": "decay"}, {"step": "snngm"}])

@@ -8,7 +8,9 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
+from scipy import stats
+
+from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status, fit_many
 from pymc_ngvi.core.verdict import Condition, Verdict
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.results.summary import POPULATION, kept_rows
@@ -182,3 +184,20 @@ def test_names_of_all_kinds_can_be_shown(multilevel):
     shown = multilevel.summary(100, khat_draws=None, var_names=["~mu", "~z", "~chol"], kind="stats").table
     assert any(label.startswith("beta") for label in shown.index)
     assert list(multilevel.summary(100, khat_draws=None, var_names="sigma").table.index) == ["sigma"]
+
+
+def test_truth_values_are_summarised_as_numbers():
+    """Their mean is a probability: that of a sign, in all reports that subtract."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Deterministic("is_positive", mu > np.array([0.0, 1.0]))
+        pm.Normal("y", mu, 1.0, observed=[0.6, 1.0])
+        approx = pm.fit(method="ngvi", random_seed=1, progressbar=False)
+    exact = stats.norm.sf([0.0, 1.0], 1.6 / 3.0, 3.0**-0.5)
+    for table in (approx.summary(4_000).table, approx.summary(4_000, var_names=["is_positive"]).table):
+        means = table.loc[["is_positive[0]", "is_positive[1]"], "mean"].astype(float)
+        np.testing.assert_allclose(means, exact, atol=0.03)  # 4 standard errors of 4,000 draws
+    assert approx.sample(3)["posterior"]["is_positive"].dtype == bool
+    assert "is_positive[0]" in approx.prior_sensitivity().table.index
+    many = fit_many(model, [{"y": [0.6, 1.0]}], random_seed=1, draws=4_000, progressbar=False)
+    np.testing.assert_allclose(many.dataset["is_positive"].sel(statistic="mean")[0], exact, atol=0.03)

@@ -7,7 +7,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.fitting.progress import few_threads, one_thread
+from pymc_ngvi.fitting.progress import ONE_THREAD, few_threads
 
 N, D = 12_000, 100
 
@@ -34,7 +34,7 @@ def two_threads():
 @pytest.mark.parametrize("first", [0, 1])
 def test_several_that_keep_to_one_thread_leave_none_behind(two_threads, first):
     """As fits in the threads of a process do, whichever ends first: the other one keeps to it till its end."""
-    both = one_thread(), one_thread()
+    both = ONE_THREAD, ONE_THREAD
     for one in both:
         one.__enter__()
     both[first].__exit__(None, None, None)

@@ -14,7 +14,7 @@ import pymc_ngvi
 from pymc_ngvi import LogDensity
 from pymc_ngvi.core.importance import WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.verdict import NOT_TESTED
-from pymc_ngvi.results.diagnosis import PART, SECONDS, Kept, context_of
+from pymc_ngvi.results.diagnosis import PART, SECONDS, context_of
 
 EVEN = WeightVerdict.EVEN
 
@@ -180,7 +180,7 @@ def test_draws_evaluate_no_density(easy, monkeypatch):
 def evaluations(approx, monkeypatch, seconds):
     """Return an approximation whose evaluations count as so dear, and a list that grows by each."""
     monkeypatch.setitem(vars(approx.density), "gradient_seconds", seconds)
-    monkeypatch.setattr(approx, "_reports", Kept())
+    monkeypatch.setattr(approx, "_reports", None)
     monkeypatch.setattr(approx, "record", replace(approx.record, judged=NOT_TESTED))
     calls = []
     for name in ("logp", "logp_grad"):

@@ -8,14 +8,14 @@ import pytest
 from size import ROOT, count, sizes_of_rooms, total
 
 #: At most so many in the package. To add is to take away elsewhere; what has become smaller lowers its limit.
-LIMITS = {"statements": 30_500, "numbers": 1_159, "classes": 587, "functions of one statement": 1_412}
+LIMITS = {"statements": 30_204, "numbers": 1_144, "classes": 581, "functions of one statement": 1_387}
 #: Raised once: results lost the names that a rule of the type checker had asked for, so that two statements became one.
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "results": 5_661, "density": 5_447, "methods": 3_200, "marginal": 2_486, "rows": 2_303, "fitting": 2_053,
-    "families": 1_890, "core": 1_598, "reading": 1_192, "ops": 1_120, "graphs": 1_030, "": 911, "moves": 678,
-    "nested": 666, "posteriors": 265,
+    "results": 5_490, "density": 5_433, "methods": 3_194, "marginal": 2_478, "rows": 2_299, "fitting": 2_000,
+    "families": 1_888, "core": 1_597, "reading": 1_191, "ops": 1_120, "graphs": 1_030, "": 880, "moves": 676,
+    "nested": 663, "posteriors": 265,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
 OVERDRAFT = 0

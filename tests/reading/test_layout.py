@@ -40,11 +40,3 @@ def test_dims_are_kept_where_the_transform_keeps_the_shape(layout):
     dims = {v.name: v.dims for v in layout.variables}
     # "part" has dim "column" of length 3, but 2 unconstrained entries; "edge" and "beta" were given none.
     assert dims == {"z": ("row", "column"), "scale": ("row",), "part": None, "edge": None, "beta": None}
-
-
-def test_to_dataset(layout):
-    data = layout.to_dataset(np.arange(13.0))
-    assert float(data["z"].sel(row="b", column=20)) == 4.0
-    assert float(data["scale_log__"].sel(row="b")) == 7.0
-    np.testing.assert_array_equal(data["part_simplex__"], [8.0, 9.0])
-    assert data["edge_interval__"].shape == ()
