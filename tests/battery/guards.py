@@ -17,24 +17,9 @@ from scipy.special import expit, gammaln, log_expit, logsumexp
 
 import pymc_ngvi
 
-from pymc_ngvi.marginal import (
-    centres,
-    exact,
-    integral,
-    mode,
-    proposals,
-    quadrature,
-    sampler,
-    verdict,
-)
+from pymc_ngvi.marginal import exact, integral, proposals, quadrature, sampler, trees
 from pymc_ngvi.marginal.proposals import Margins
-from pymc_ngvi.nested import inside as defence
-from pymc_ngvi.nested import inside as found
-from pymc_ngvi.nested import inside as many
-from pymc_ngvi.nested import inside as nested_log_marginal
-from pymc_ngvi.nested import inside as pairs
-from pymc_ngvi.nested import posterior
-from pymc_ngvi.nested import posterior as nested_verdict
+from pymc_ngvi.nested import inside, posterior
 
 EXACT, APPROXIMATE, REFUSED = "exact", "approximate", "refused"
 #: What a mean may be off, in standard deviations, and a standard deviation, relative; and the log of the evidence,
@@ -391,7 +376,7 @@ def never(mean, variance):
     return np.zeros(mean.shape, dtype=bool)
 
 
-_NO_DEFENCE = defence.Defence(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
+_NO_DEFENCE = inside.Defence(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
 
 #: Fits that are right with a guard and as right without it, by the kind of model. Fewer than ten settle nothing.
 OF_FEW = "shelf, spike, two modes, gammas (2), Student t, mixture weight, shoulder"
@@ -418,7 +403,7 @@ GUARDS = {
     ),
     "parabolas": Guard(
         "Nodes on one flank of a conditional density.",
-        ((centres, "far_off", never), (quadrature, "far_off", never)),
+        ((quadrature, "far_off", never),),
         tries="not settled, 3 fits: rare counts (2), binary",
     ),
     "nodes": Guard(
@@ -428,7 +413,7 @@ GUARDS = {
     ),
     "verdict: rule": Guard(
         "More nodes would change log m; what more candidates change of draws of effects may show it as well.",
-        ((verdict, "MOST_RULE_ERROR", np.inf), (verdict, "MOST_SHORT", np.inf)),
+        ((trees, "MOST_RULE_ERROR", np.inf), (trees, "MOST_SHORT", np.inf)),
         tries="folded, 6 seeds",
     ),
     # --- nested ---
@@ -450,14 +435,14 @@ GUARDS = {
     ),
     "defence": Guard(
         "Latent variables whose density falls more slowly than its Gaussian.",
-        ((defence.Defence, "of", lambda *args: _NO_DEFENCE),),
+        ((inside.Defence, "of", lambda *args: _NO_DEFENCE),),
         "rarest levels",
         "nested",
         seed=2,
     ),
     "weights of pairs": Guard(
         "Latent variables that are not Gaussian given the hyperparameters.",
-        ((pairs, "MOST_VARIANCE", -1.0), (sampler, "MOST_VARIANCE", -1.0), (nested_verdict, "MOST_VARIANCE", -1.0)),
+        tuple((of, "MOST_VARIANCE", -1.0) for of in (inside, sampler, posterior)),
         "rare levels",
         "nested",
         seed=2,
@@ -465,7 +450,7 @@ GUARDS = {
     # --- without a model ---
     "verdict: sd": Guard(
         "A standard deviation that is hardly known, or that there is none of.",
-        ((verdict, "MOST_ERROR", np.inf),),
+        ((trees, "MOST_ERROR", np.inf),),
         tries="not settled, 1 fit: a t of 1.2 degrees of freedom is refused by other conditions, too",
     ),
     "components": Guard(
@@ -490,7 +475,7 @@ GUARDS = {
     ),
     "search for the mode": Guard(
         "Hyperparameters that are not where a fit begins.",
-        ((mode, "_MOST", 0), (mode, "_MOST_OF_EACH", 0)),
+        ((sampler, "_MOST", 0), (sampler, "_MOST_OF_EACH", 0)),
         tries=NESTED_6,
     ),
     "wide rounds": Guard(
@@ -510,22 +495,22 @@ GUARDS = {
     ),
     "verdict: error of log m": Guard(
         "An ELBO whose lack of log m is not known well.",
-        ((nested_verdict, "MOST_ERROR", np.inf),),
+        ((posterior, "MOST_ERROR", np.inf),),
         tries="not settled, 3 fits: rarest levels, exact since pairs are weighted together up to a variance of 1.5",
     ),
     "what ELBOs lack": Guard(
         "Fits whose ELBO is below log m.",
-        ((found, "missing", lambda ratio: (0.0, 0.0)), (nested_log_marginal, "missing", lambda ratio: (0.0, 0.0))),
+        ((inside, "missing", lambda ratio: (0.0, 0.0)),),
         tries=RARE,
     ),
     "parts of steps": Guard(
         "Conditional fits that a full step overshoots.",
-        ((many, "_SIZES", (1.0,)),),
+        ((inside, "_SIZES", (1.0,)),),
         tries=RARE,
     ),
     "fits begun again": Guard(
         "Hyperparameters without a fit in a batch.",
-        ((nested_log_marginal, "_TURNS", 0),),
+        ((inside, "_TURNS", 0),),
         tries=RARE,
     ),
 }

@@ -176,6 +176,7 @@ def test_values_by_rows_count_what_their_price_says():
 def test_a_nested_posterior_is_left_where_its_rounds_would_take_too_long(monkeypatch):
     """As is known once its mode is; rows and factors on the way to it are counted."""
     monkeypatch.setattr("pymc_ngvi.nested.posterior.n_expected", lambda given: 1e6)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.nested_seconds", lambda given: 1.0)
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.TreeKind.chance", lambda self, found: 0.01)
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.LatentGaussianKind.may_come_first", False)
     approx = fit(grouped())
