@@ -113,15 +113,16 @@ def _in_sds(root, direction):
 
 
 def _whole(density):
-    """Return what measures log p, its gradient, and its Hessian by the second derivatives of rows."""
+    """Return what measures log p, its gradient, and its Hessian, by rows where these serve."""
 
     def measure(rows, point, along):
-        [eta], moved = rows.linear_map(point[None]), rows.linear_map.times(along[None])[0]
+        [eta] = rows.linear_map(point[None])
         logp, grad = density.logp_grad(point[None])
-        matrix, size = density.by_rows.evaluated(point[None]).matrix, _size(rows, eta)
-        numbers = [float(logp[0]), float(grad[0] @ along), float(moved @ (matrix @ moved))]
-        sizes = [size, float(np.abs(grad[0]) @ np.abs(along)) + size]
-        return [([0], numbers)], [[*sizes, float(np.abs(moved) @ (abs(matrix) @ np.abs(moved)))]]
+        product, size = density.mean_hessian(point[None]).products(along[None])[0], _size(rows, eta)
+        numbers = [float(logp[0]), float(grad[0] @ along), float(along @ product)]
+        return [([0], numbers)], [
+            [size, float(np.abs(grad[0]) @ np.abs(along)) + size, float(np.abs(along) @ abs(product))]
+        ]
 
     return measure
 
