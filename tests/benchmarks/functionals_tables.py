@@ -20,7 +20,7 @@ All fits are calls of `pm.fit(method="ngvi")` without options, each in a new pro
 4,000 draws are compared with the reference. Reliable: how many seeds `approx.diagnose()` calls so. Errors of means and
 of 89 % limits are in posterior standard deviations, those of standard deviations relative; each is the largest of all
 functionals and seeds. Beyond: the largest error of a functional's mean or standard deviation, as a multiple of what is
-tolerated: .15, or three standard errors of both sets of draws where these are more. Where the reference has a kurtosis
+tolerated: 0.15, or three standard errors of both sets of draws where these are more. Where the reference has a kurtosis
 above 50 (rates exp(eta) of hardly known eta), 4,000 draws tell no standard deviation, whoever makes them: NUTS with
 another seed is off by factors. Of these, the shares of draws beyond each limit of the reference are compared, as normal
 quantiles. Of coordinates, unconstrained, the same errors. Seconds: of the processor, the median of fits, compiling
