@@ -176,7 +176,7 @@ def integrated_again(theta: Array, state: PoolState, row_logp: RowLogp, *, has_r
     trees, g = _trees(state), theta[:, state.globals_]
     if not has_rows:
         return beside(theta, trees.centres, trees.forest, row_logp, np.zeros_like(trees.skew)).log_ratio
-    terms = _TermsOfRows.of(theta[len(theta) // 2], trees.centres, trees.forest, row_logp, trees.skew, trees.density)
+    terms = _TermsOfRows.of(theta, trees.centres, trees.forest, row_logp, trees.skew, trees.density)
     after, before = (TreeIntegral(of, trees.forest, trees.centres) for of in (terms, trees.density))
     rules = references(trees.forest.n_levels)
     after.rule = before.rule = rules[min(_FINE, len(rules) - 1)]
@@ -194,15 +194,13 @@ def beside(
 ) -> WithNewRows:
     """Return what rows make of draws beside trees of which three moments are known."""
     g = theta[:, forest.globals_]
-    middle = theta[len(theta) // 2]  # at the first draws, effects may be so narrow that no step changes log p
-    terms = _TermsOfRows.of(middle, centres, forest, row_logp, skewness)
+    terms = _TermsOfRows.of(theta, centres, forest, row_logp, skewness)
     trees = terms.trees
     if not trees.n_local:
         parts = [row_logp(theta[rows]).sum(axis=1) for rows in _parts(len(theta), terms.width)]
         return WithNewRows(np.concatenate(parts), theta, np.zeros(len(theta)))
     integral = TreeIntegral(terms, trees, terms.before)
-    few = np.linspace(0, len(g) - 1, min(N_COMPARED, len(g))).astype(np.intp)
-    integral.choose_rule(integral.at(g[few]))
+    integral.choose_rule(integral.at(g[_few(len(g))]))
     log_ratio, moved, result = np.empty(len(g)), np.empty(len(g)), theta.copy()
     for rows in _parts(len(g), forest.n_dim * forest.n_levels):
         points, before = integral.at(g[rows]), terms.before(g[rows])
@@ -234,11 +232,17 @@ class _TermsOfRows:
 
     @classmethod
     def of(
-        cls, point: Array, centres: Callable[[Array], Centres], forest: Forest, row_logp: RowLogp, skewness: Array,
+        cls, theta: Array, centres: Callable[[Array], Centres], forest: Forest, row_logp: RowLogp, skewness: Array,
         fitted: TermsOfBlocks | None = None,
     ) -> "_TermsOfRows":  # fmt: skip
-        step = np.sqrt(centres(point[None, forest.globals_]).variance()[0])
-        owner = owners_of_rows(point, step, forest, row_logp)
+        few = theta[_few(len(theta))]
+        # Where effects are narrow, or a row is sure, no step changes log p: one draw does not tell.
+        each = np.array([
+            owners_of_rows(at, step, forest, row_logp)
+            for at, step in zip(few, np.sqrt(centres(few[:, forest.globals_]).variance()), strict=True)
+        ])  # fmt: skip
+        deepest = np.where(each < 0, -1, forest.level[each]).argmax(axis=0)
+        owner, point = each[deepest, np.arange(each.shape[1])], few[len(few) // 2]
         known = owner >= 0
         places = np.flatnonzero(np.isin(forest.block, forest.block[owner[known]]) | (fitted is not None))
         at = np.full(len(owner), -1, dtype=np.intp)
@@ -307,7 +311,7 @@ def owners_of_rows(point: Array, step: Array, forest: Forest, row_logp: RowLogp)
         moved = np.concatenate([digits == 1, digits == 0], axis=1)
         theta = np.tile(point, (moved.shape[1], 1))
         theta[:, forest.locals_[at]] += moved.T * step[at]
-        changed = row_logp(theta) != same
+        changed = (row_logp(theta) != same) & ~np.isnan(same)
         ones, zeros = np.split(changed, 2)
         depends = ones.any(axis=0) | zeros.any(axis=0)
         number = (ones.T @ (1 << np.arange(len(ones)))).astype(np.intp)
@@ -319,6 +323,11 @@ def owners_of_rows(point: Array, step: Array, forest: Forest, row_logp: RowLogp)
             raise CoupledRows("a new row depends on several groups at once")
         owner[depends] = found
     return owner
+
+
+def _few(n: int) -> Indices:
+    """Return the numbers of some of ``n`` draws."""
+    return np.linspace(0, n - 1, min(N_COMPARED, n)).astype(np.intp)
 
 
 def _evenly(n: int, k: int, rng: np.random.Generator) -> Array:

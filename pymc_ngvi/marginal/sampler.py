@@ -407,8 +407,14 @@ class WeightedValues:
 
     @cached_property
     def variance(self) -> float:
-        """Variance of the log weights of the inside at a value, in the mean over these."""
-        return mean_variance(self._log_mean - self.log_density, self._of_pairs("own_log_ratio"))
+        """Variance of the log weights of the inside at a value, in the mean over these.
+
+        Far out, where values have no weight, log p may overflow, and the variance with it.
+        """
+        return float(
+            normalised_weights(self._log_mean - self.log_density)
+            @ np.minimum(variances_of(self._of_pairs("own_log_ratio")), _OF_ONE_DRAW)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -805,14 +811,6 @@ def _moments(g: Array, weights: Array) -> tuple[Array, Array, Array]:
     apart = g - mean
     sd = np.sqrt(np.maximum(weights @ apart**2, np.finfo(float).tiny))  # one may have all the weight
     return mean, sd, np.concatenate([np.sqrt(weights**2 @ apart**2) / sd, relative_sd_errors(g, weights)])
-
-
-def mean_variance(log_weights: Array, log_ratio: Array) -> float:
-    """Return the mean of the variances of log weights at weighted values.
-
-    Far out, where values have no weight, log p may overflow, and the variance with it.
-    """
-    return float(normalised_weights(log_weights) @ np.minimum(variances_of(log_ratio), _OF_ONE_DRAW))
 
 
 def variances_of(log_ratio: Array) -> Array:

@@ -507,6 +507,24 @@ def test_a_skewed_group_is_integrated_as_it_is(skewness):
     np.testing.assert_allclose(found.theta[0, 1], weights @ grid, atol=0.03)  # z = 0 before and after
 
 
+def test_a_row_depends_on_an_effect_that_is_narrow_at_half_of_the_draws():
+    """Where a step of an effect changes nothing, as its scale is nearly 0, other draws tell which rows depend on it."""
+    forest, log_sd = Forest(np.array([0]), np.array([1]), np.array([-1]), np.array([0])), np.zeros(33)
+    log_sd[8:25] = -40.0
+    theta = np.column_stack([log_sd, np.full(33, 0.4)])
+
+    def logp(points):
+        return stats.norm.logpdf(2.0, points[:, [1]], 0.8)
+
+    def centres(g):
+        return Centres(np.full((len(g), 1), 0.4), np.exp(g)[:, :, None])
+
+    found = beside(theta, centres, forest, logp, np.zeros(1))
+    np.testing.assert_allclose(
+        found.log_ratio[log_sd == 0.0], stats.norm.logpdf(2.0, 0.4, np.hypot(1.0, 0.8)), atol=0.01
+    )
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_summed_out_change_point_is_weighted_with_the_rest(seed):
     """By sums over change points of gamma-Poisson evidences: rows that agree, and rows that do not."""
