@@ -13,8 +13,8 @@ LIMITS = {"statements": 30_204, "numbers": 1_144, "classes": 581, "functions of 
 RAISED = {"functions of one statement"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "results": 5_490, "density": 5_433, "methods": 3_194, "marginal": 2_478, "rows": 2_299, "fitting": 2_000,
-    "families": 1_888, "core": 1_597, "reading": 1_191, "ops": 1_120, "graphs": 1_030, "": 880, "moves": 676,
+    "results": 5_490, "density": 5_436, "methods": 3_194, "marginal": 2_479, "rows": 2_299, "fitting": 1_997,
+    "families": 1_888, "core": 1_597, "reading": 1_190, "ops": 1_120, "graphs": 1_030, "": 880, "moves": 676,
     "nested": 663, "posteriors": 265,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
