@@ -35,6 +35,7 @@ from pytensor.xtensor.type import XTensorType
 from pytensor.xtensor.vectorization import XRV
 from scipy.special import betaln
 
+from pymc_ngvi.core import linalg
 from pymc_ngvi.core.messages import percent, shortened, suggestion
 from pymc_ngvi.core.types import AnyArray, Array, Indices
 from pymc_ngvi.density.constrain import log_densities, term_sums
@@ -467,7 +468,7 @@ def _check_support(rv: Variable, prior: Variable) -> None:
             f"The prior of {rv.name!r} has limits that depend on other variables: weights can't tell what another one "
             "would change. Fit a model with this prior."
         )
-    close = [np.isclose(a, b, rtol=ROUNDING, atol=ROUNDING) for a, b in zip(*limits, strict=True)]
+    close = [np.isclose(a, b, rtol=ROUNDING, atol=linalg.ROUNDING) for a, b in zip(*limits, strict=True)]
     if not all(map(np.all, close)):
         was, is_ = (_in_words(found) for found in limits)
         raise ValueError(

@@ -77,7 +77,10 @@ class SparseHessian:
     def _by_graph(self) -> HessianPattern:
         if self._structure is None:
             self._data = DataSeen([self._logp], but=self._varying)
-            self._search = self._search or PatternSearch(self._logp, self._theta, self._varying)
+            if self._search is None:
+                self._search = PatternSearch(self._logp, self._theta, self._varying)
+            else:
+                self._search.facts.refresh()
             self._structure = self._search.run()
         return self._structure
 

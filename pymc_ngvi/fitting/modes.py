@@ -12,7 +12,6 @@ import math
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -173,9 +172,9 @@ def modes_from(
     curvature: Curvature = "hessians",
 ) -> tuple[list[Mode], Mode | None]:
     """Return the modes that climbs end at, and that of the first point, which is to be where a fit is, if so told."""
-    is_small, curved = density.n_dim <= MOST_NEWTON, cast(Any, density)
-    if curvature == "rows":  # as expectations over these have them
-        curved = SimpleNamespace(has_hessian=True, mean_hessian=functools.partial(_hessian_by_rows, density, q))
+    # By rows, Hessians are as expectations over these have them.
+    by_rows = functools.partial(_hessian_by_rows, density, q) if curvature == "rows" else None
+    is_small = density.n_dim <= MOST_NEWTON
     with np.errstate(all="ignore"):
         if is_small:
             ends, logp, grad = climbed(density, points, scales)
@@ -191,7 +190,7 @@ def modes_from(
                 return about_ends[i]
             if curvature == "differences":
                 return abouts(density, ends[[i]], density.logp_grad(ends[[i]])[1], q.sd()[None])[0]
-            return local_component(curved, cast(AnyGaussian, q), ends[i])
+            return local_component(density, cast(AnyGaussian, q), ends[i], mean_hessian=by_rows)
 
         found, which = distinct(ends, logp, make, _MOST_MODES)
         modes = [
@@ -230,8 +229,7 @@ def is_flat(density: ModelDensity, about: GaussianState) -> bool:
 
 def _hessian_by_rows(density: ModelDensity, q: GaussianState, theta: Array) -> MeanHessian:
     """Return the Hessian of the rows at the only point; that of log p where they have none."""
-    [point] = theta
-    found = density.by_rows.about(point, cast(Spread, q))
+    found = density.by_rows.about(theta[0], cast(Spread, q))
     return density.mean_hessian(theta) if found is None else found
 
 

@@ -236,13 +236,8 @@ class _TermsOfRows:
         fitted: TermsOfBlocks | None = None,
     ) -> "_TermsOfRows":  # fmt: skip
         few = theta[_few(len(theta))]
-        # Where effects are narrow, or a row is sure, no step changes log p: one draw does not tell.
-        each = np.array([
-            owners_of_rows(at, step, forest, row_logp)
-            for at, step in zip(few, np.sqrt(centres(few[:, forest.globals_]).variance()), strict=True)
-        ])  # fmt: skip
-        deepest = np.where(each < 0, -1, forest.level[each]).argmax(axis=0)
-        owner, point = each[deepest, np.arange(each.shape[1])], few[len(few) // 2]
+        steps = np.sqrt(centres(few[:, forest.globals_]).variance())
+        point, owner = few[len(few) // 2], owners_of_rows(few, steps, forest, row_logp)
         known = owner >= 0
         places = np.flatnonzero(np.isin(forest.block, forest.block[owner[known]]) | (fitted is not None))
         at = np.full(len(owner), -1, dtype=np.intp)
@@ -297,21 +292,24 @@ def standardised(local: Array, centres: Centres, forest: Forest) -> Array:
     return z
 
 
-def owners_of_rows(point: Array, step: Array, forest: Forest, row_logp: RowLogp) -> Indices:
+def owners_of_rows(points: Array, steps: Array, forest: Forest, row_logp: RowLogp) -> Indices:
     """Return the deepest local coordinate that each row depends on, (n_rows,), -1 for none.
 
     A row depends on at most one coordinate of each level. It is known by its number, whose digits are read from moves
-    of half of the coordinates at a time.
+    of half of the coordinates at a time. Where effects are narrow, or a row is sure, no step changes log p: one of
+    several points, (n, n_dim), with steps of local coordinates, (n, n_local), does not tell.
     """
-    step = step * np.random.default_rng(FIXED_SEED).uniform(0.3, 1.0, forest.n_local)
-    same = row_logp(point[None])[0]
-    owner = np.full(len(same), -1, dtype=np.intp)
+    steps = steps * np.random.default_rng(FIXED_SEED).uniform(0.3, 1.0, forest.n_local)
+    same = row_logp(points)
+    owner = np.full(same.shape[1], -1, dtype=np.intp)
     for at in forest.at_level:
         digits = (np.arange(len(at))[:, None] >> np.arange(max(len(at) - 1, 1).bit_length())) & 1
         moved = np.concatenate([digits == 1, digits == 0], axis=1)
-        theta = np.tile(point, (moved.shape[1], 1))
-        theta[:, forest.locals_[at]] += moved.T * step[at]
-        changed = (row_logp(theta) != same) & ~np.isnan(same)
+        changed = np.zeros((moved.shape[1], len(owner)), dtype=bool)
+        for point, step, before in zip(points, steps, same, strict=True):
+            theta = np.tile(point, (moved.shape[1], 1))
+            theta[:, forest.locals_[at]] += moved.T * step[at]
+            changed |= (row_logp(theta) != before) & ~np.isnan(before)
         ones, zeros = np.split(changed, 2)
         depends = ones.any(axis=0) | zeros.any(axis=0)
         number = (ones.T @ (1 << np.arange(len(ones)))).astype(np.intp)

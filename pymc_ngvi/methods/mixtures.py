@@ -256,14 +256,18 @@ def is_at(component: GaussianState, point: Array) -> bool:
 
 
 def local_component(
-    density: Density, like: AnyGaussian, point: Array, tightness: tuple[float, float] | None = None
+    density: Density,
+    like: AnyGaussian,
+    point: Array,
+    tightness: tuple[float, float] | None = None,
+    mean_hessian: Callable[[Array], MeanHessian] | None = None,
 ) -> AnyGaussian | None:
-    """Return a Gaussian about a point with the curvature of log p there, kept within limits."""
+    """Return a Gaussian about a point with the curvature of log p there, or one that is given, kept within limits."""
     least, most = tightness or (_WIDEST**-2, _NARROWEST**-2)
     here = _moved_to(like, point)
-    if not density.has_hessian:
+    if not density.has_hessian and mean_hessian is None:
         return here
-    curvature = density.mean_hessian(point[None]).whitened(here)
+    curvature = (mean_hessian or density.mean_hessian)(point[None]).whitened(here)
     nowhere = np.zeros(len(point))
     scaled = here.precision_scaled_by_function(curvature, lambda a: np.clip(a, least, most), nowhere)
     if scaled is None:  # a form that eigenvalues do not keep: as much of the identity as it takes

@@ -419,12 +419,11 @@ class PatternSearch:
         _, copied = clone([theta], [logp], copy_inputs=False)  # inlining replaces inputs of nodes
         [self._logp] = inline_inner_graphs(copied)
         self._theta = theta
-        self._facts = Facts(self._logp, theta, varying)
+        self.facts = Facts(self._logp, theta, varying)
 
     def run(self, max_entries: int = MOST_ENTRIES) -> HessianPattern:
-        """Find the pattern for the data as they are now."""
-        self._facts.refresh()
-        facts, dependences = self._facts, Dependences(self._facts, self._theta)
+        """Find the pattern for the data that `facts` are of."""
+        facts, dependences = self.facts, Dependences(self.facts, self._theta)
         pairs = Pairs(facts.shape(self._theta)[0])
         try:
             self._note(dependences, pairs)
@@ -435,7 +434,7 @@ class PatternSearch:
 
     def _note(self, dependences: Dependences, pairs: Pairs) -> None:
         """Go from log p towards theta, through all that enters it linearly, and note what interacts."""
-        facts = self._facts
+        facts = self.facts
         used: dict[Variable, Bools] = {self._logp: np.ones((), dtype=bool)}
         for node in reversed(facts.nodes):  # each once, after all that use it
             of_outputs = [used.pop(out, None) for out in node.outputs]
