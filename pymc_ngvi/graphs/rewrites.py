@@ -24,6 +24,7 @@ from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.linalg import SolveTriangular
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import All
 from pytensor.tensor.rewriting.basic import local_useless_switch
@@ -272,7 +273,26 @@ def _wide(index: Variable) -> Variable:
 #: `walk[0]` are of type int8, and x may be longer than 127.
 wide_indices = dfs_rewriter(_wide_indices)
 
-_solve_at_once = dfs_rewriter(batched_vector_b_solve_to_matrix_b_solve)
+#: Unknowns of a triangular system that is solved element by element: pairs and triples of effects or of outcomes.
+_FEW_UNKNOWNS = 3
+
+
+@node_rewriter([Blockwise])  # type: ignore[untyped-decorator]
+def _eliminate(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Solve small triangular systems by arithmetic of their elements, which tells what each element depends on."""
+    a, b = node.inputs
+    n = a.type.shape[-1]
+    op = node.op.core_op
+    if not _solves_one_by_one(node) or not isinstance(op, SolveTriangular) or n is None or n > _FEW_UNKNOWNS:
+        return None
+    x: dict[int, Variable] = {}
+    for i in range(n) if op.lower else reversed(range(n)):
+        rest = b[..., i] - sum(a[..., i, j] * x[j] for j in x)
+        x[i] = rest if op.unit_diagonal else rest / a[..., i, i]
+    return [pt.stack([x[i] for i in range(n)], axis=-1)]
+
+
+_solve = dfs_rewriter(_eliminate, batched_vector_b_solve_to_matrix_b_solve)
 
 
 def solve_at_once(fgraph: FunctionGraph) -> bool:
@@ -283,7 +303,7 @@ def solve_at_once(fgraph: FunctionGraph) -> bool:
     """
     found = any(_solves_one_by_one(node) for node in fgraph.apply_nodes)
     if found:
-        _solve_at_once.rewrite(fgraph)
+        _solve.rewrite(fgraph)
     return found
 
 

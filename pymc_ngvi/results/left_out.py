@@ -278,8 +278,11 @@ def _predictives(
             "folds."
         )
     theta, log_weights = _draws(posterior, n, rng)
+    worth = posterior.distribution.effective(n, of_globals=True)
+    # One draw many times is no tail of weights: their k-hat would be too small.
+    theta, first, counts = np.unique(theta, axis=0, return_index=True, return_counts=True)
     return Predictives(
-        log_weights, *_sums(elementwise, theta, parts), posterior.distribution.effective(n, of_globals=True) / n
+        log_weights[first] + np.log(counts), *_sums(elementwise, theta, parts), min(worth / len(theta), 1.0)
     )
 
 

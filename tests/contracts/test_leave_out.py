@@ -193,6 +193,20 @@ def test_a_row_of_much_influence_is_left_out_by_a_fit(caplog):
     assert float(found.elpd_i[-1]) == pytest.approx(left_out_of_line(y, x, 7), abs=4 * error)
 
 
+def test_draws_that_come_twice_are_one_draw_of_twice_the_weight():
+    """Repeated, the largest weights would look like a short tail."""
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    with pm.Model() as model:
+        b = pm.Normal("b", 0.0, 1.0, shape=3)
+        pm.Poisson("y", pm.math.exp(x @ b), observed=np.arange(40) % 5)
+    approx = pymc_ngvi.fit_ngvi(model=model, posterior="exact", random_seed=1, progressbar=False)
+    drawn = approx.sample(20_000, random_seed=1)["posterior"]["b"]
+    n_distinct = len(np.unique(drawn[..., 0]))
+    assert n_distinct < 0.8 * 20_000
+    found = approx.leave_out(groups=np.repeat([0, 1], 20), random_seed=1, refit=False)
+    assert found.n_samples == pytest.approx(n_distinct, rel=0.02)
+
+
 def test_without_fits_there_is_a_warning(caplog):
     approx = with_an_outlier()[0]
     with caplog.at_level(logging.WARNING, logger="pymc.ngvi"):

@@ -52,6 +52,14 @@ def test_a_regression_has_a_dense_matrix():
     assert words(model)[-1] == "X, which makes the linear predictors: 40 x 3, dense."
 
 
+def test_pairs_with_an_unknown_covariance():
+    """Each element of a pair is given the one before it."""
+    with pm.Model() as model:
+        factor, *_ = pm.LKJCholeskyCov("factor", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=2))
+        pm.MvNormal("y", pm.Normal("mu", shape=2), chol=factor, observed=X[:, :2])
+    assert words(model)[0] == "Log p is a sum over 87 rows:"
+
+
 def test_what_is_no_row_is_named():
     with pm.Model() as model:
         a = pm.Normal("a", 0.0, 2.0)

@@ -18,7 +18,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import All
-from scipy import sparse, special, stats
+from scipy import linalg, sparse, special, stats
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density import without_c
@@ -93,7 +93,8 @@ def n_calls(monkeypatch):
 
 
 @pytest.mark.parametrize("likelihood", [pytest.param("gaussian", marks=pytest.mark.slow), "logistic"])
-def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng):
+def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng, monkeypatch):
+    monkeypatch.setattr(rewrites, "_FEW_UNKNOWNS", 1)  # as if there were many
     model = hierarchical.correlated(n_groups=7, per_group=3, likelihood=likelihood)
     density = LogDensity(model, "quick")
     theta = 0.3 * rng.normal(size=(3, density.n_dim))
@@ -243,3 +244,19 @@ def test_products_with_sparse_matrices_are_taken_for_all_draws(rng):
         assert_allclose(found, expected, rtol=1e-12)
     assert_allclose(made.hessian(theta), dense.hessian(theta), rtol=1e-12, atol=1e-13)
     assert made.rows is not None
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("unit_diagonal", [True, False])
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_triangular_systems_by_their_elements(lower, unit_diagonal, n):
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(size=(n, n)) + 3.0 * np.eye(n), rng.normal(size=(7, n))
+    matrix, vectors = pt.matrix("a", shape=(n, n)), pt.matrix("b", shape=(None, n))
+    solved = pt.linalg.solve_triangular(matrix, vectors, lower=lower, unit_diagonal=unit_diagonal, b_ndim=1)
+    fgraph = rewrites.copy_of([solved])
+    assert rewrites.solve_at_once(fgraph)
+    [found] = fgraph.outputs
+    assert bool(solves(fgraph.apply_nodes)) == (n > 3)
+    expected = linalg.solve_triangular(a, b.T, lower=lower, unit_diagonal=unit_diagonal).T
+    assert_allclose(found.eval({matrix: a, vectors: b}), expected, rtol=1e-12)
