@@ -283,14 +283,20 @@ class FitRecord:
     @property
     def sentence(self) -> str:
         """What happened: of the status, or of some coordinates; what was not done; what is odd about the data."""
-        said = [self._of_status, f"Not done: {', '.join(self.undone)}." if self.undone else ""]
-        if self.constant:
-            said.insert(
-                0,
-                f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, "
-                "nothing bounds it from below: check the data.",
+        said = self.status.sentence
+        if self.improper:
+            said = f"The posterior is improper: far out, its density does not fall in {listed(self.improper, _NAME)}."
+        elif self.growing:
+            which, verb = ("deviation", "keeps") if len(self.growing) == 1 else ("deviations", "keep")
+            said = (
+                f"The standard {which} of {listed(self.growing, _NAME)} {verb} growing: the posterior may be improper."
             )
-        return " ".join(filter(None, said))
+        if self.constant:
+            said = (
+                f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, "
+                f"nothing bounds it from below: check the data. {said}"
+            )
+        return said + f" Not done: {', '.join(self.undone)}." * bool(self.undone)
 
     @property
     def remark(self) -> str:
@@ -298,16 +304,6 @@ class FitRecord:
         if (self.converged or self.is_pool) and self.status is not Status.INTERRUPTED and not self.undone:
             return ""
         return f"{self.sentence} {self.status.cure}"
-
-    @property
-    def _of_status(self) -> str:
-        if self.improper:
-            return f"The posterior is improper: far out, its density does not fall in {listed(self.improper, _NAME)}."
-        if not self.growing:
-            return self.status.sentence
-        which = "standard deviation" if len(self.growing) == 1 else "standard deviations"
-        verb = "keeps" if len(self.growing) == 1 else "keep"
-        return f"The {which} of {listed(self.growing, _NAME)} {verb} growing: the posterior may be improper."
 
     @property
     def of_discrete(self) -> str:

@@ -47,7 +47,7 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS, PosteriorKind, PosteriorStart, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.diagnosis import Kept, standing_diagnosis
+from pymc_ngvi.results.diagnosis import standing_diagnosis
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -651,9 +651,9 @@ def _is_off(gaussian: NGVIApproximation) -> bool:
     if gaussian.density.why_in_part:
         return False
     is_paused = gaussian.record is not None and gaussian.record.status is Status.PAUSED
-    return (
-        is_paused or standing_diagnosis(gaussian._posterior, Kept(gaussian._distribution)).verdict is Word.NOT_RELIABLE
-    )
+    # That of the result may name other cures.
+    asked = dataclasses.replace(gaussian._posterior, log_ratio=None, diagnosis=None)
+    return is_paused or standing_diagnosis(asked).verdict is Word.NOT_RELIABLE
 
 
 def _rank(state: PoolState) -> tuple[bool, bool, float]:

@@ -530,9 +530,9 @@ class LogMarginalLikelihood(NamedTuple):
 # --- what reports read: an approximate posterior as one value, whatever its distribution is ---
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Posterior:
-    """An approximate posterior of a model: a distribution, the model, and how the distribution was fitted."""
+    """An approximate posterior of a model: a distribution, the model, how it was fitted, and what reports have made."""
 
     distribution: Distribution
     #: log p of the model, and its layout.
@@ -545,6 +545,12 @@ class Posterior:
     data: DataSnapshot | None = None
     #: Whether draws have the unconstrained variables, too.
     include_transformed: bool = False
+    #: Importance weights of draws that belong to the fit; shape (n_draws,), optional.
+    log_ratio: Array | None = None
+    #: The last `Diagnosis`, if any.
+    diagnosis: Any = None
+    #: Evaluates the variables that were named last.
+    narrow: Constrainer | None = None
 
     @property
     def kind(self) -> str:

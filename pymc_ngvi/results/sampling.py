@@ -36,7 +36,6 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
 from pymc_ngvi.density.observed_rows import ObservedLogp, observed_logp
 from pymc_ngvi.moves.posterior import MovedDraws
-from pymc_ngvi.results.diagnosis import Kept
 from pymc_ngvi.results.distributions import (
     Posterior,
     axes_of,
@@ -99,7 +98,6 @@ _OF_DRAWS = ("chains", "var_names", "importance", "include_transformed", "log_p"
 
 def sample_trace(
     posterior: Posterior,
-    kept: Kept,
     draws: int,
     rng: np.random.Generator,
     *,
@@ -118,7 +116,7 @@ def sample_trace(
         posterior.record.refuse_diverged()
     q = posterior.distribution
     transformed = posterior.include_transformed if include_transformed is None else include_transformed
-    constrain, names = _constrainer(posterior, kept, var_names, transformed=transformed, with_batches=with_batches)
+    constrain, names = _constrainer(posterior, var_names, transformed=transformed, with_batches=with_batches)
     n, stats, attrs = check_draws(draws) * check_chains(chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
     if importance is None:
         theta = posterior.draw(n, rng)
@@ -168,7 +166,6 @@ def _by_importance(
 
 def sample_tree(
     posterior: Posterior,
-    kept: Kept,
     draws: int,
     rng: np.random.Generator,
     *,
@@ -186,7 +183,7 @@ def sample_tree(
     observed = [str(rv.name) for rv in model.observed_RVs] if asked else []
     names = observed and checked_names(None if isinstance(asked, bool) else asked, observed, option="log_likelihood")
     rows = [observed_logp(posterior.density, name, by_rows=False) for name in names]
-    trace, attrs, theta = sample_trace(posterior, kept, draws, rng, **how)
+    trace, attrs, theta = sample_trace(posterior, draws, rng, **how)
     more = dict(posterior.distribution.groups(posterior.layout))
     if rows:
         more["log_likelihood"] = xr.Dataset({of.name: _by_row(model, of, theta, trace.nchains) for of in rows})
@@ -234,7 +231,7 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
 
 
 def _constrainer(
-    posterior: Posterior, kept: Kept, var_names: Names, *, transformed: bool, with_batches: bool
+    posterior: Posterior, var_names: Names, *, transformed: bool, with_batches: bool
 ) -> tuple[Constrainer, frozenset[str] | None]:
     """Return what evaluates the named variables but for discrete ones, and the names; None for all of them."""
     left_out = frozenset() if with_batches else of_batches(posterior.density.model)
@@ -254,9 +251,9 @@ def _constrainer(
         names |= {values[name] for name in names & values.keys()}
     # Discrete variables are drawn given all others.
     evaluated = names if names.isdisjoint(discrete) else names.difference(discrete).union(values)
-    if kept.narrow is None or kept.narrow.names != evaluated:
-        kept.narrow = Constrainer.of(posterior.density, names=evaluated)
-    return kept.narrow, names
+    if posterior.narrow is None or posterior.narrow.names != evaluated:
+        posterior.narrow = Constrainer.of(posterior.density, names=evaluated)
+    return posterior.narrow, names
 
 
 #: How many of the first draws of tuning the covariance of q counts for: as with PyMC's ``init="advi+adapt_diag"``.
