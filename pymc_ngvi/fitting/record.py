@@ -51,19 +51,6 @@ class OtherMode:
     is_equal: bool = False
 
 
-@stored("fit.searched")
-@dataclass(frozen=True)
-class Searched:
-    """What came of a search for other modes, as a record has it."""
-
-    #: Why the fit is one from another mode, in a sentence; empty where it is not.
-    restarted: str = ""
-    #: That are left besides.
-    modes: tuple[OtherMode, ...] = ()
-    #: Gradients that the search took.
-    n_searched: int = 0
-
-
 def is_outside(density: ModelDensity, q: VariationalState, elbo: float, other: VariationalState, seed: int) -> bool:
     """Tell whether most of another approximation is where q lacks mass."""
     theta = draws_of(other, N_DRAWS // 8, np.random.default_rng(seed))

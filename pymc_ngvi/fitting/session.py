@@ -44,7 +44,7 @@ from pymc_ngvi.fitting.problem import (
     units_apart,
 )
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
-from pymc_ngvi.fitting.record import FitRecord, Searched, elbo_of, spared
+from pymc_ngvi.fitting.record import FitRecord, elbo_of, spared
 from pymc_ngvi.methods import DIRECTIONS
 from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.methods.reparam import RowSpaceDensity
@@ -488,8 +488,8 @@ class Snapshot:
     #: Evaluations so far.
     n_gradients: int
     n_hessians: int
-    #: What came of a search for other modes, if there was one.
-    searched: Searched | None = None
+    #: What came of a search for other modes, as a record has it, if there was one.
+    searched: dict[str, Any] | None = None
     #: Whether other modes are yet to be looked for.
     is_to_search: bool = False
     #: At the mean of q, which tells models apart that differ in a prior; None where that would take a pass.
@@ -532,7 +532,7 @@ class FitSession:
         self.seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
         self._observer, self._search = observer, search
-        self._searched: Searched | None = None
+        self._searched: dict[str, Any] | None = None
         self._pause_after = math.inf
         self._assessed: tuple[Elbo, float] | None = None
         self._failed: tuple[str, ...] = ()
@@ -729,12 +729,10 @@ class FitSession:
                     first.q, first.elbo.value, target.n_gradients, target.n_hessians,
                     is_sound=first.state.status.can_be_followed, show=progress.show,
                 )  # fmt: skip
-                if found is not None and found.modes:
+                if found is not None:
                     fit = functools.partial(self._fit_from, first=first, last=last, observe=observe)
                     best, why, modes = explored(self._search, found, self._rule, self._problem.family, first, fit)
-                    searched = Searched(why, modes, found.n_gradients)
-                elif found is not None:
-                    searched = Searched(n_searched=found.n_gradients)
+                    searched = {"restarted": why, "modes": modes, "n_searched": found.n_gradients}
         except Failed as reason:
             self._failed = (*self._failed, f"{what} ({reason})")
         finally:
@@ -824,5 +822,5 @@ class FitSession:
             seed=self.seed,
             summed_out=density.summed_out_names,
             undone=self._failed,
-            **(vars(self.options.choice) | vars(self._searched or Searched()) | of_batches),
+            **(vars(self.options.choice) | (self._searched or {}) | of_batches),
         )

@@ -78,10 +78,6 @@ def check_wanted(options: FitOptions, density: ModelDensity) -> None:
         ) from None
 
 
-class _TooDear(Unavailable):
-    """It takes too long, and can be had by asking for it."""
-
-
 @stored("exact.step")
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -354,7 +350,7 @@ class Candidates[A: NGVIApproximation]:
             if self._is_auto and not any(s.checks.is_reliable and not self._missed_by(s) for s in self._states):
                 self._last_resort()
             if not self._states:  # what can be had by asking counts most, then what was tried; of equals, the first
-                raise max(self._reasons, key=lambda r: 2 * isinstance(r, _TooDear) + isinstance(r, Failed))
+                raise max(self._reasons, key=lambda r: 2 * (r.code is Reason.TOO_DEAR) + isinstance(r, Failed))
             if self._is_auto and self._states[0].checks.word is not Word.EXACT:
                 # One that is not reliable is no better than the Gaussian where its weights are worse.
                 state, checks = self._states[0], self._states[0].checks
@@ -454,7 +450,7 @@ class Candidates[A: NGVIApproximation]:
         left = in_words(max(self.left, 0.0))
         than = f", and max_seconds={budget.max_seconds:g} leaves {left}" if budget.max_seconds else ""
         said = f"the {name} posterior would take {in_words(seconds)}{than}; {asks}"
-        self._reasons.append(_TooDear(Reason.TOO_DEAR, said, "" if budget.max_seconds else name))
+        self._reasons.append(Unavailable(Reason.TOO_DEAR, said, "" if budget.max_seconds else name))
         self._became(name, Decision.TOO_DEAR, asks)
 
     def _try_in_turn(self) -> None:
@@ -559,7 +555,7 @@ class Candidates[A: NGVIApproximation]:
         """Tell an approximation of its fit, and what became of the others."""
         state = cast(PoolState, self.state)
         reasons = [r for r in self._reasons if isinstance(r, Failed) or not self._is_exact(state)]
-        tried = [str(reason) for reason in reasons if isinstance(reason, _TooDear | Failed)]
+        tried = [str(reason) for reason in reasons if reason.code is Reason.TOO_DEAR or isinstance(reason, Failed)]
         also = f" Before it: {'; '.join(tried)}." if tried else ""
         record = _with_pool(self._record_of_fit, self.density.layout, state, plan, compiling, running, also)
         approx.take(self._gaussian, self.choice, record)

@@ -353,6 +353,10 @@ class Distribution:
     def plan(self, density: ModelDensity) -> MovePlan:
         """Return how its draws are moved towards the posterior."""
         whitens = self.gaussian
+        if isinstance(self.q, PushforwardState):  # draws are moved in the coordinates of the Gaussian
+            transform = cast(Conditional, self.q.transform)
+            target = ReparametrisedDensity(cast(LogDensity, density), transform)  # others are not reparametrised
+            return MovePlan(target, whitens, whitens.draws, coupled=True, transform=transform)
         return MovePlan(density, whitens, self.q.draws, coupled=whitens is self.q)
 
 
@@ -408,20 +412,7 @@ class MixtureDistribution(Distribution):
         return worth_between(self.q, record.gaussian, density, n, rng).sentence()
 
 
-class PushforwardDistribution(Distribution):
-    """The image of a Gaussian: its draws are moved in the coordinates of that."""
-
-    def plan(self, density: ModelDensity) -> MovePlan:
-        """Move draws of the Gaussian, in its coordinates."""
-        transform = cast(Conditional, self.q.transform)
-        target = ReparametrisedDensity(cast(LogDensity, density), transform)  # others are not reparametrised
-        return MovePlan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
-
-
 distribution_of.register(MixtureState, MixtureDistribution)
-
-
-distribution_of.register(PushforwardState, PushforwardDistribution)
 
 
 @dataclass(frozen=True, eq=False)
