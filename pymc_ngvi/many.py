@@ -37,7 +37,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from pymc_ngvi.core.messages import OURS, checked_names, listed, percent, shortened, suggestion
+from pymc_ngvi.core.messages import OURS, checked_names, listed, percent, shortened
 from pymc_ngvi.core.sizes import MANY, N_PREDICTED, Seed, check_draws, seed_of
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import AnyArray, Array
@@ -53,7 +53,7 @@ from pymc_ngvi.inference import NGVI
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.distributions import constrained_dataset, element_names
 from pymc_ngvi.results.persistence import digest_of, write
-from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
+from pymc_ngvi.results.predictions import array_like, lengths_by_dim, not_settable, plain_array
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -101,7 +101,8 @@ class Slots:
             elif name in observed and hasattr(observed[name], "data"):
                 constant.append(name)
             else:
-                raise ValueError(_not_settable(model, name, [*data, *observed]))
+                kind = "neither a pm.Data nor an observed variable whose values are all there"
+                raise ValueError(not_settable(model, name, list(dict.fromkeys([*data, *observed])), "data", kind))
         if not names and not constant:
             raise ValueError("The first dict of data names no data: give arrays for pm.Data or observed variables.")
         if constant:
@@ -158,22 +159,6 @@ class Slots:
 def _check_is_dict(entry: object) -> None:
     if not isinstance(entry, Mapping):
         raise ValueError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")
-
-
-def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
-    """Return why something can't be given data."""
-    valid = list(dict.fromkeys(valid))
-    if not valid:
-        return "The model has neither pm.Data nor observed variables: there are no data to change."
-    if name in model.named_vars:
-        return (
-            f"data has {name!r}, which is neither a pm.Data nor an observed variable whose values are all there. "
-            f"Those of the model are {quoted(sorted(valid))}."
-        )
-    return f"data has {name!r}, which the model has not: {suggestion(name, valid)}"
-
-
-# --- fits, in a row each ---
 
 
 def made_folder(path: str | Path) -> Path:

@@ -343,13 +343,6 @@ class FitRecord:
         if self.status is Status.INTERRUPTED:
             raise KeyboardInterrupt
 
-    @property
-    def next_step(self) -> str:
-        """What to do after a fit, as a sentence; empty where the status says it, and without effects of groups."""
-        if self.is_pool or not self.converged or not (traits_of(self.family).from_structure or self.reparam):
-            return ""
-        return "approx.summary() says whether the best of this family is near enough to the posterior."
-
     def closing_line(self) -> str:
         """Return the outcome in one line."""
         if self.kind == WEIGHTED:
@@ -411,7 +404,10 @@ logger = logging.getLogger("pymc.ngvi")
 def report_outcome(q: VariationalState, record: FitRecord) -> None:
     """Say how a fit went, and what posterior came of it; warn where it did not converge."""
     stream = "" if record.stream is None else str(record.stream)
-    said = [record.closing_line(), stream, record.posterior, record.of_discrete, record.next_step]
+    said = [record.closing_line(), stream, record.posterior, record.of_discrete]
+    has_groups = traits_of(record.family).from_structure or record.reparam is not None
+    if has_groups and record.converged and not record.is_pool:
+        said.append("approx.summary() says whether the best of this family is near enough to the posterior.")
     logger.info(" ".join(filter(None, said)))
     for remark in filter(None, [getattr(q, "remark", ""), record.restarted]):
         logger.info(remark)

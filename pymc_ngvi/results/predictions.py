@@ -340,9 +340,11 @@ def _axes(n: int) -> str:
     return f"{n} {'axis' if n == 1 else 'axes'}"
 
 
-def not_settable(model: pm.Model, name: object, data: list[str], option: str = "new_data") -> str:
-    """Return why something can't be given new values."""
-    if name in {rv.name for rv in model.observed_RVs}:
+def not_settable(
+    model: pm.Model, name: object, data: Sequence[str], option: str = "new_data", kind: str = "no pm.Data"
+) -> str:
+    """Return why something can't be given new values, which ``data`` can; ``kind``: what it is not."""
+    if name in {rv.name for rv in model.observed_RVs}.difference(data):
         return f"{option} has {name!r}, which is observed: it is what predictions are of. Leave it out."
     if not data:
         return (
@@ -350,7 +352,7 @@ def not_settable(model: pm.Model, name: object, data: list[str], option: str = "
             "predictors pm.Data, and fit it again."
         )
     if name in model.named_vars or name in model.coords:
-        return f"{option} has {name!r}, which is no pm.Data. Those of the model are {quoted(sorted(data))}."
+        return f"{option} has {name!r}, which is {kind}. Those of the model are {quoted(sorted(data))}."
     return f"{option} has {name!r}, which the model has not: {suggestion(name, [*data, *model.coords])}"
 
 

@@ -219,19 +219,16 @@ def _is_correlation(draws: xr.DataArray) -> bool:
 
 
 def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
-    draws = draws.transpose(*_SAMPLE, ...)
-    later, earlier = np.tril_indices(draws.shape[2], -1)
-    rows, cols = (
-        np.asarray(draws[dim].values if dim in draws.coords else range(draws.sizes[dim])) for dim in draws.dims[2:]
-    )
-    pairs = [f"{cols[j]}, {rows[i]}" for i, j in zip(later, earlier, strict=True)]
-    dim = f"{draws.name}_pair"
-    values = draws.to_numpy()[:, :, later, earlier]
-    coords = {d: draws.coords[d] for d in _SAMPLE if d in draws.coords}
-    return xr.DataArray(values, dims=(*_SAMPLE, dim), coords={**coords, dim: pairs}, name=draws.name)
+    """Return the correlations below the diagonal of a matrix, each named by its row and its column."""
+    rows, columns = (draws.get_index(dim) for dim in draws.dims if dim not in _SAMPLE)
+    dim, (later, earlier) = f"{draws.name}_pair", np.tril_indices(len(rows), -1)
+    found = draws.isel({rows.name: xr.DataArray(later, dims=dim), columns.name: xr.DataArray(earlier, dims=dim)})
+    pairs = [f"{columns[j]}, {rows[i]}" for i, j in zip(later, earlier, strict=True)]
+    return found.drop_vars([rows.name, columns.name], errors="ignore").assign_coords({dim: pairs})
 
 
 # --- what a fit says of itself and of the parameters, as a text and a table ---
+
 
 #: Rows of the table that a summary prints, about; ``table`` has them all.
 _MAX_ROWS = 60
@@ -326,7 +323,8 @@ def summarise(
         if posterior.include_transformed:
             valid += [v.value_name for v in posterior.layout.variables]
         names = [given] if isinstance(given, str) else given
-        checked_names([name for name in names if name.removeprefix("~") not in valid] or valid, valid)
+        if unknown := [name for name in names if name.removeprefix("~") not in valid]:
+            checked_names(unknown, valid)
     with posterior.with_data_of_fit():
         made = summary_of_draws(posterior, draws, rng, group_effects, options)
     lines, khat = verdict_on(posterior, verdict, khat_draws, rng)
