@@ -554,8 +554,8 @@ class Candidates[A: NGVIApproximation]:
     def hand_over(self, approx: A, plan: Plan, compiling: float, running: float) -> A:
         """Tell an approximation of its fit, and what became of the others."""
         state = cast(PoolState, self.state)
-        reasons = [r for r in self._reasons if isinstance(r, Failed) or not self._is_exact(state)]
-        tried = [str(reason) for reason in reasons if reason.code is Reason.TOO_DEAR or isinstance(reason, Failed)]
+        may_be_better = () if self._is_exact(state) else (Reason.TOO_DEAR,)
+        tried = [str(r) for r in self._reasons if isinstance(r, Failed) or r.code in may_be_better]
         also = f" Before it: {'; '.join(tried)}." if tried else ""
         record = _with_pool(self._record_of_fit, self.density.layout, state, plan, compiling, running, also)
         approx.take(self._gaussian, self.choice, record)
@@ -570,18 +570,15 @@ class Candidates[A: NGVIApproximation]:
         state, rows = self.state, dict(self._table)
         if state is not None and state.kind in rows:
             rows[state.kind] = rows[state.kind].became(Decision.TAKEN, self._of(state))
+        outcome = Decision.TAKEN if state is None else Decision.CAME_FIRST
+        gaussian, limit = Candidate(GAUSSIAN, outcome, self._budget.of_fit), self._limit
         if self._gaussian is None:
+            gaussian = gaussian.became(Decision.ON_REQUEST)
             for other in self._states[1:]:
                 rows[other.kind] = rows[other.kind].became(Decision.CAME_FIRST, "not exact")
-            gaussian = Candidate(GAUSSIAN, Decision.ON_REQUEST, self._budget.of_fit)
-            return Plan((*in_order(rows.values()), gaussian), self._limit)
-        if self.why_not is not None and self.why_not.code is Reason.NOT_FOLLOWED:
-            outcome = Decision.TAKEN if state is None else Decision.FAILED
-            gaussian = Candidate(GAUSSIAN, outcome, reason="" if state is None else str(self.why_not))
-            return Plan((gaussian, *rows.values()), self._limit if state is None else "")
-        outcome = Decision.TAKEN if state is None else Decision.CAME_FIRST
-        gaussian = Candidate(GAUSSIAN, outcome, self._budget.of_fit)
-        return Plan(tuple(in_order([gaussian, *rows.values()])), self._limit)
+        elif state is not None and self.why_not is not None and self.why_not.code is Reason.NOT_FOLLOWED:
+            gaussian, limit = gaussian.became(Decision.FAILED, str(self.why_not)), ""
+        return Plan(tuple(in_order([*rows.values(), gaussian])), limit)
 
     def _approximation(self, state: PoolState, plan: Plan) -> A:
         choice, gaussian, density = self.choice, self._gaussian, self.density
