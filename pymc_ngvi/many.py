@@ -37,7 +37,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from pymc_ngvi.core.messages import OURS, checked_names, listed, percent, shortened
+from pymc_ngvi.core.messages import checked_names, listed, logger, percent, shortened, warn
 from pymc_ngvi.core.sizes import MANY, N_PREDICTED, Seed, check_draws, seed_of
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import AnyArray, Array
@@ -190,8 +190,6 @@ def _ranks(
     return result
 
 
-logger = logging.getLogger("pymc.ngvi")
-
 #: The first fits, which start as a fit alone does, and look for other modes.
 N_PILOTS = 3
 #: Of the others, one in so many looks for them.
@@ -338,8 +336,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
+        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             yield
     finally:
         logger.setLevel(level)
@@ -626,19 +623,19 @@ def fitted_rows(
         except KeyboardInterrupt:
             if not rows:
                 raise
-            _warn(f"Interrupted from the keyboard: {_kept(rows, total)}")
+            warn(f"Interrupted from the keyboard: {_kept(rows, total)}")
         except (_Unreadable, BrokenExecutorError) as error:
             if not rows:
                 raise error.__cause__ or error from None
-            _warn(f"{error} {_kept(rows, total)}")
+            warn(f"{error} {_kept(rows, total)}")
     if failed := [row for row in rows if row.error]:
         which = listed(sorted(row.index for row in failed))
         reason = f"The reason of fit {failed[0].index}: {failed[0].error}"
         if len(failed) == len(rows):
             raise ValueError(f"All {len(rows):,} fits failed. {reason}")
-        _warn(f"{len(failed):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
+        warn(f"{len(failed):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
     if of_modes := judge_unsearched(rows):
-        _warn(of_modes)
+        warn(of_modes)
     return rows
 
 
@@ -666,10 +663,6 @@ def _fits(fitter: Fitter, cases: Iterator[tuple[int, Case]], place: int | Cluste
         for index, case in lost:
             if (yield from run(iter([(index, case)]), True)):
                 yield failed(fitter, index, "The process ended during this fit, which may be for want of memory.")
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, skip_file_prefixes=OURS)
 
 
 # --- what comes of many fits: a table by fit, and any one of them again ---

@@ -7,7 +7,6 @@ they are at the fit. Where log p is concave given three coordinates or fewer, li
 """
 
 import functools
-import logging
 import math
 
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from scipy.special import ndtr
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
+from pymc_ngvi.core.messages import logger
 from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.sizes import MODES, STREAMED, seed_of
 from pymc_ngvi.core.status import Elbo, StartError
@@ -413,7 +413,6 @@ def _finite(values: Array) -> Array:
 
 # --- a search for other modes of log p after a fit, where it is not known to have one alone ---
 
-logger = logging.getLogger("pymc.ngvi")
 
 #: Estimated seconds that all of it may take at least, and the part of the time that climbs get.
 _LEAST_SECONDS, _OF_CLIMBS = 10.0, 0.25
@@ -569,7 +568,8 @@ class ModeSearch:
         others = []
         for mode in modes:
             apart = mode.point - q.mean()
-            is_near = max(_distance(q, apart), _distance(mode.gaussian, apart)) < far_from(q.n_dim)
+            squares = [apart @ of.precision_product(apart[None])[0] for of in (q, mode.gaussian)]
+            is_near = max(squares) < far_from(q.n_dim) ** 2
             if not is_near and is_outside(self.density, q, elbo, mode.gaussian, self.stream):
                 others.append(mode)
         others.sort(key=lambda mode: -mode.log_mass)
@@ -590,17 +590,12 @@ def is_equal(mode: Mode, other: Mode) -> bool:
     return abs(mode.logp - other.logp) < _SAME_LOGP and abs(mode.log_mass - other.log_mass) < _SAME_MASS
 
 
-def _distance(state: GaussianState, apart: Array) -> float:
-    """Return the length of a vector in the standard deviations of a Gaussian."""
-    return float(np.sqrt(max(apart @ state.precision_product(apart[None])[0], 0.0)))
-
-
 # --- fits from other modes: the best of all is kept, and it is noted which modes are left besides ---
 
 #: Nats, and standard errors, that another fit has to gain.
 _GAIN, _N_SE = 0.1, 3.0
-#: Part of the mass, times the square of the distance in standard deviations, from which on a mode is told of; how many.
-_LEAST_WEIGHT, _MOST_TOLD = 0.01, 8
+#: Part of the mass, times the square of the distance in standard deviations, from which on a mode is told of.
+_LEAST_WEIGHT = 0.01
 #: Nats within which a mode has so much of the mass that a fit is worth while.
 _LARGE = 4.0
 
@@ -731,4 +726,4 @@ def _shared(
     mean, sd = ends[best].q.mean(), ends[best].q.sd()
     weight = [mode.share * (1.0 + float(np.max((np.asarray(mode.q.mean()) - mean) ** 2 / sd**2))) for mode in found]
     counting = [mode for mode, w in zip(found, weight, strict=True) if w > _LEAST_WEIGHT]
-    return tuple(sorted(counting, key=lambda mode: -mode.share)[:_MOST_TOLD])
+    return tuple(sorted(counting, key=lambda mode: -mode.share))

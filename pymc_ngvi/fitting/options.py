@@ -7,7 +7,6 @@ estimated; step = how far to go and when to stop. Names in error messages and do
 import functools
 import inspect
 import itertools
-import warnings
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +17,7 @@ import numpy as np
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.linalg import fits_in_memory
-from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.messages import shortened, suggestion, warn
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Rule
 from pymc_ngvi.density import MissingDerivativeError, ModelDensity
@@ -710,7 +709,7 @@ def _chosen(given: Given, density: ModelDensity) -> tuple[str, str]:
 
 def _warn_of_makeshift(name: str, reason: str, message: str) -> None:
     if name == INDEPENDENT:  # as nothing better fits in memory
-        warnings.warn(message.format(reason), UserWarning, skip_file_prefixes=OURS)
+        warn(message.format(reason))
 
 
 def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: MissingDerivativeError) -> FitOptions:
@@ -722,11 +721,9 @@ def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: Miss
     if not _go_together(by_gradients):  # what was asked for needs Hessians
         raise error
     options = FitOptions(**by_gradients)
-    warnings.warn(
+    warn(
         f"{error} The fit goes on with gradients alone (estimator='stein', update={options.choice.update!r}, "
-        f"step={options.choice.step!r}), which takes many more iterations.",
-        UserWarning,
-        skip_file_prefixes=OURS,
+        f"step={options.choice.step!r}), which takes many more iterations."
     )
     return options
 

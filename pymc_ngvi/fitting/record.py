@@ -4,7 +4,6 @@ import contextlib
 import logging
 import math
 import os
-import warnings
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ import numpy as np
 
 from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import N_NAMED, OURS, Failed, Reason, Refused, listed, percent
+from pymc_ngvi.core.messages import N_NAMED, Failed, Reason, Refused, listed, logger, percent, warn
 from pymc_ngvi.core.sizes import N_SHOWN
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status, format_gap
 from pymc_ngvi.core.stored import stored
@@ -398,8 +397,6 @@ def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: in
 
 # --- what a fit has come to, and what the user is told of it ---
 
-logger = logging.getLogger("pymc.ngvi")
-
 
 def report_outcome(q: VariationalState, record: FitRecord) -> None:
     """Say how a fit went, and what posterior came of it; warn where it did not converge."""
@@ -419,15 +416,11 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
     if record.is_pool:
         return
     if record.stream is not None and record.stream.warning:
-        warnings.warn(record.stream.warning, UserWarning, skip_file_prefixes=OURS)
+        warn(record.stream.warning)
     if not (status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED) or record.converged):
         unknown = status is Status.LEVELLED and math.isnan(record.gap)
         verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
-        warnings.warn(
-            f"{verdict} ({status}). {record.sentence} {stream}{' ' * bool(stream)}{status.cure}",
-            ConvergenceWarning,
-            skip_file_prefixes=OURS,
-        )
+        warn(f"{verdict} ({status}). {record.sentence} {stream}{' ' * bool(stream)}{status.cure}", ConvergenceWarning)
 
 
 def elbo_of(q: VariationalState, assessment: Assessment) -> Elbo:

@@ -2,9 +2,9 @@
 
 import contextlib
 import copy
+import copyreg
 import functools
 import os
-import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -25,7 +25,7 @@ from pytensor.tensor.variable import TensorVariable
 from rich.theme import Theme
 
 from pymc_ngvi.core.importance import pareto_khat
-from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.messages import warn
 from pymc_ngvi.core.sizes import (
     DRAWS,
     HELD,
@@ -636,8 +636,9 @@ class NGVIApproximation(Approximation):
         """Mean and standard deviation of the free variables on their constrained scale, as Datasets.
 
         ``mean`` is the constrained value of the unconstrained mean, as in PyMC. ``std`` is the standard deviation of
-        the constrained variables, from 4,000 draws with a fixed seed. (PyMC's own ``std`` is the constrained value
-        of the unconstrained standard deviation, which is not the spread of anything.)
+        the constrained variables, from 4,000 draws with a fixed seed, or fewer of more than 8,000 coordinates. (PyMC's
+        own ``std`` is the constrained value of the unconstrained standard deviation, which is not the spread of
+        anything.)
         """
         return constrained_state(self._posterior)
 
@@ -2053,7 +2054,7 @@ class NGVIApproximation(Approximation):
 
     def __copy__(self) -> Self:
         """Return an approximation that shares all parts but the fit."""
-        copied = _bare(type(self))
+        copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__, _session=None, _reports=copy.copy(self._reports))
         if copied._gaussian is not None:
             copied._gaussian = copy.copy(copied._gaussian)
@@ -2099,11 +2100,7 @@ class Updated(NGVIApproximation):
 
 
 def _parts(approx: NGVIApproximation) -> tuple[Any, ...]:
-    return _bare, (type(approx),), approx.__getstate__()
-
-
-def _bare[T](cls: type[T]) -> T:
-    return cls.__new__(cls)
+    return copyreg.__newobj__, (type(approx),), approx.__getstate__()  # type: ignore[attr-defined]
 
 
 #: A model stays one where it is pickled beside its approximations.
@@ -2203,11 +2200,9 @@ def load(
     data = SavedData(model, content["data"])
     density.data = data
     if changed := data.changed():
-        warnings.warn(
+        warn(
             f"{name} was fitted to other data: {', '.join(map(repr, changed))} differ, or are not in both. It "
-            "approximates the posterior given those; it can't be refined or judged on this model.",
-            UserWarning,
-            skip_file_prefixes=OURS,
+            "approximates the posterior given those; it can't be refined or judged on this model."
         )
     of_gaussian = content.get("gaussian")
     approx = _approximation(name, content, density, None if of_gaussian else state)

@@ -18,7 +18,7 @@ import numpy as np
 
 from rich.theme import Theme
 
-from pymc_ngvi.core.messages import Failed, Reason, Unavailable
+from pymc_ngvi.core.messages import Failed, Reason, Unavailable, logger
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.sizes import POSTERIORS
 from pymc_ngvi.core.status import Elbo, NotExactError, Status
@@ -48,8 +48,6 @@ from pymc_ngvi.posteriors.kinds import KINDS, PosteriorKind, PosteriorStart, if_
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.diagnosis import standing_diagnosis
-
-logger = logging.getLogger("pymc.ngvi")
 
 #: Seconds that a posterior may take without being asked for, where no Gaussian fit comes before it.
 _MOST_SECONDS = 120.0

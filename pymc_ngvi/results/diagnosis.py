@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import logging
 import math
 import shutil
 import textwrap
@@ -20,7 +19,7 @@ from scipy.special import expit
 from pymc_ngvi.core.draws import chunks, draws_of
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, MOST_KHAT, Weights, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import N_NAMED, percent
+from pymc_ngvi.core.messages import N_NAMED, logger, percent
 from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.sizes import (
     AT_ONCE,
@@ -680,14 +679,6 @@ class Budget:
     #: The same of importance weights.
     weights_cut: bool = False
 
-    def compared(self, wanted: int) -> int:
-        """Return how many log densities there are for symmetries: as many as wanted where nothing is cut."""
-        n = int(min(wanted, _OF_SYMMETRIES * self.n_gradients)) if self.cut else wanted
-        return n if n >= 2 * N_COMPARED else 0
-
-
-logger = logging.getLogger("pymc.ngvi")
-
 
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
@@ -1061,8 +1052,10 @@ def _weighted_shifts(
 
 def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes, ...], int]:
     """Look for symmetries that q does not have; also return how many log densities that took."""
-    most, rng = budget.compared(MOST_EVALUATIONS), own_generator(posterior.record, WEIGHTS + 2)
-    if not most:
+    rng, most = own_generator(posterior.record, WEIGHTS + 2), MOST_EVALUATIONS
+    if budget.cut:
+        most = int(min(most, _OF_SYMMETRIES * budget.n_gradients))
+    if most < 2 * N_COMPARED:
         return (), 0
     q = posterior.distribution
     modes, n_compared = [distribution_of(mode) for mode in getattr(q.q, "in_modes", ())], 0

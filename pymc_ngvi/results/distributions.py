@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import warnings
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from pymc.backends.ndarray import NDArray as NDArrayTrace
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS
-from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.messages import warn
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import FIXED_SEED, check_cov_size, check_draws
 from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Indices, Target, VariationalState
@@ -587,11 +586,9 @@ class Posterior:
         """Return unconstrained draws, (n, n_dim); warn where some are NaN."""
         theta = self.distribution.draw(n, rng)
         if lost := int(np.isnan(theta).any(axis=1).sum()):
-            warnings.warn(
+            warn(
                 f"{lost:,} of {n:,} draws are NaN: given their global parameters, no conditional mode of the group "
-                "effects was found. Fit without reparam, or leave these draws out.",
-                UserWarning,
-                skip_file_prefixes=OURS,
+                "effects was found. Fit without reparam, or leave these draws out."
             )
         return theta
 
@@ -638,12 +635,10 @@ class Posterior:
     def warn_of_changed_data(self) -> None:
         """Warn where draws of two kinds of variables are about different data."""
         if said := self.of_changed_data():
-            warnings.warn(
+            warn(
                 f"{said}: draws of free variables are those given the data of the fit, but Deterministics, "
                 "observed_data and constant_data are of the data as they are now. Draw before pm.set_data, or fit "
-                "again.",
-                UserWarning,
-                skip_file_prefixes=OURS,
+                "again."
             )
 
     @contextlib.contextmanager

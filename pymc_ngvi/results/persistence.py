@@ -328,8 +328,7 @@ def _labels(labels: NDArray[np.generic]) -> str:
 
 def data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
     """Return each observed variable and each ``pm.Data`` of a model, by name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of observations that are a graph, such as minibatches: their data have a name
+    with warnings.catch_warnings(action="ignore"):  # of observations that are a graph, such as minibatches, named below
         observed = find_observations(model)
     named = {name: v.get_value(borrow=True) for name, v in data_in(model).items()}
     return {**observed, **named}
@@ -338,11 +337,7 @@ def data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
 def digest(values: ArrayLike) -> str:
     """Return a digest of numbers, whatever their type, or of labels."""
     array = np.asarray(values)
-    if array.dtype.kind in "biuf":
-        content = np.ascontiguousarray(array, dtype=np.float64).tobytes()
-    else:
-        content = repr(array.tolist()).encode()
-    return hashlib.sha256(repr(array.shape).encode() + content).hexdigest()
+    return digest_of({"": array.astype(np.float64 if array.dtype.kind in "biuf" else object)})
 
 
 class SavedData(DataSnapshot):

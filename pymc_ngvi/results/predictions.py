@@ -1,7 +1,6 @@
 """Predictions for new data, and averages of them: contrasts, and slopes."""
 
 import functools
-import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -17,7 +16,7 @@ from numpy.typing import ArrayLike
 from pymc.backends.arviz import find_observations
 from scipy import sparse
 
-from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened, suggestion
+from pymc_ngvi.core.messages import checked_names, listed, shortened, suggestion, warn
 from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
@@ -410,11 +409,7 @@ class Treatments:
                 found[rv.name] = self._observed(rv, shapes[rv.name])
         said = sorted(name for name in self.drawn if self.graph.is_in_potential(self.graph.model[name]))
         if said:
-            warnings.warn(
-                f"New elements of {quoted(said)} are drawn without regard to the Potentials that depend on these.",
-                UserWarning,
-                skip_file_prefixes=OURS,
-            )
+            warn(f"New elements of {quoted(said)} are drawn without regard to the Potentials that depend on these.")
         return found
 
     @property

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import functools
 import math
-import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from scipy.sparse import csgraph
 from scipy.special import softmax
 
 from pymc_ngvi.core.importance import Estimate, Weights, khat_limit, log_mean, weigh
-from pymc_ngvi.core.messages import OURS, listed, shortened
+from pymc_ngvi.core.messages import listed, shortened, warn
 from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MOST_NUMBERS, N_SHOWN, seed_of
 from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
@@ -108,7 +107,7 @@ def weighted(
             cure = f"Take more draws, draws={needed:_}; or {cure[0].lower()}{cure[1:]}"
         checks = replace(checks, cure=cure)
     if not checks.is_reliable:
-        warnings.warn(str(checks), UserWarning, skip_file_prefixes=OURS)
+        warn(str(checks))
     mass = change if checks.weights_help and before is not None else Estimate(math.nan, math.nan)
     rest, plan = WeightedDraws(checks, mass, before), q.plan(posterior.density)
     is_as_before = theta is None and plan.transform is None

@@ -1,6 +1,5 @@
 """Draws of an approximate posterior, weighted or not: as traces of PyMC, as trees of xarray, and as moments."""
 
-import logging
 import warnings
 
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ from pymc.backends.base import MultiTrace
 from pymc.step_methods.hmc import quadpotential
 from pymc.variational.opvi import VIState
 
-from pymc_ngvi.core.draws import chunks
-from pymc_ngvi.core.messages import checked_names
+from pymc_ngvi.core.messages import checked_names, logger
 from pymc_ngvi.core.sizes import (
     FIXED_SEED,
+    HELD,
     MAX_DENSE_DIM,
     N_REWEIGHTED,
     N_WEIGHED,
@@ -63,16 +62,10 @@ def constrained_state(posterior: Posterior) -> VIState:
     q, layout, model = posterior.distribution, posterior.layout, posterior.model
     constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(FIXED_SEED)
     names = [rv.name for rv in model.free_RVs]
-    values, unconstrained_sd, n = constrainer(q.mean()[None]), layout.unflatten(q.sd()), 0
-    sums = {name: np.zeros((2, *values[name].shape[1:])) for name in names}
-    for size in chunks(N_REWEIGHTED, layout.n_dim):
-        theta = posterior.draw(size, rng)
-        draws = constrainer(theta[np.isfinite(theta).all(axis=1)])  # there are draws that q could not make
-        n += len(draws[names[0]])
-        for name in names:
-            apart = draws[name] - values[name]
-            sums[name] += np.stack([apart.sum(axis=0), (apart**2).sum(axis=0)])
-    sd = {name: np.sqrt((square - total**2 / n) / (n - 1.0)) for name, (total, square) in sums.items()}
+    values, unconstrained_sd = constrainer(q.mean()[None]), layout.unflatten(q.sd())
+    theta = posterior.draw(min(N_REWEIGHTED, max(HELD // layout.n_dim, 2)), rng)
+    draws = constrainer(theta[np.isfinite(theta).all(axis=1)])  # there are draws that q could not make
+    sd = {name: draws[name].std(axis=0, ddof=1) for name in names}
     sd |= {name: unconstrained_sd[name] for name in names if name in unconstrained_sd}
     mean_set = constrained_dataset(model, {n: values[n][0] for n in names})
     sd_set = constrained_dataset(model, sd)
@@ -84,7 +77,6 @@ def constrained_state(posterior: Posterior) -> VIState:
 
 # --- draws of an approximate posterior as traces of PyMC and trees of xarray ---
 
-logger = logging.getLogger("pymc.ngvi")
 
 #: Names of variables, or one of them; None for all.
 type Names = str | Sequence[str] | None
