@@ -137,7 +137,7 @@ _FLAT = 0.3
 _FAR, _FAR_PER_ROOT = 4.0, 0.5
 #: Nats below a mode, and per dimension, at which another one has next to no mass.
 _BELOW, _BELOW_PER_DIM = 10.0, 0.25
-#: Modes that are looked at, at most, the best ones.
+#: Modes, and humps, that are looked at, at most, the best ones.
 _MOST_MODES = 16
 
 
@@ -246,9 +246,9 @@ _LEAST_PRIOR = 16
 _MOST_LINES, _SECONDS = 32, 1.0
 #: Where: at steps of the fit's standard deviation, and at quantiles of the prior, within its outermost ones.
 _NEAR, _N_AMONG, _OUTERMOST = np.geomspace(2.0, 200.0, 17), 33, 0.005
-#: Humps at most, and dimensions up to which log p is climbed from there, by steps of Newton's method; looks at log p
-#: for each point of a line, about: three lines for each coordinate, and ways between their humps.
-_MOST_HUMPS, _MOST_CLIMBED, _PER_LINE = 12, 100, 5
+#: Dimensions up to which log p is climbed from humps, by steps of Newton's method; looks at log p for each point of a
+#: line, about: three lines for each coordinate, and ways between their humps.
+_MOST_CLIMBED, _PER_LINE = 100, 5
 #: Correlation in draws of the prior, times their root, below which it is none.
 _CORRELATED = 4.0
 #: Coordinates at most given which log p is concave in all others, where profiles are enough; one of so many steps along
@@ -545,14 +545,14 @@ class ModeSearch:
         density, points = self.density, np.concatenate([q.mean()[None], places])
         with np.errstate(all="ignore"):
             heights = _finite(density.logp(points))
-            which = tops(density.logp, points, heights, _MOST_HUMPS, 0)
+            which = tops(density.logp, points, heights, _MOST_MODES, 0)
             points, ends, heights = points[which], points[which], heights[which]
             masses = elbo + np.minimum(heights - heights[0], 0.0)
             seconds = density.gradient_seconds * len(points) * N_STEPS * q.n_dim
             if len(points) > 1 and q.n_dim <= _MOST_CLIMBED and seconds < _SECONDS:
                 ends, heights, _ = climbed(density, points, np.broadcast_to(q.sd(), points.shape))
                 masses = elbo + np.minimum(heights - heights[0], 0.0)
-        others = tops(density.logp, ends, heights, _MOST_HUMPS, 0)[1:]
+        others = tops(density.logp, ends, heights, _MOST_MODES, 0)[1:]
         return [
             Mode(replace(q, location=points[i]), float(heights[i]), float(masses[i]), is_start=True) for i in others
         ]

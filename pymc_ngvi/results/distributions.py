@@ -21,7 +21,7 @@ from pymc.backends.ndarray import NDArray as NDArrayTrace
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS
-from pymc_ngvi.core.messages import warn
+from pymc_ngvi.core.messages import listed, warn
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import FIXED_SEED, check_cov_size, check_draws
 from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Indices, Target, VariationalState
@@ -208,8 +208,6 @@ def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
 #: Dimensions up to which matched draws have the exact first two moments of their normals, and up to which components
 #: are pooled to one dense covariance.
 _MOST_MATCHED = 1_000
-#: Weights of a mixture that are shown, at most.
-_MAX_SHOWN = 6
 
 
 #: Of draws: statistics, (n_draws,) each, and attributes.
@@ -377,8 +375,7 @@ class MixtureDistribution(Distribution):
     @property
     def detail(self) -> str:
         """The weights, the largest first."""
-        largest = [f"{w:.2f}" for w in np.sort(self.q.weights)[::-1][:_MAX_SHOWN]]
-        return f"with weights {', '.join(largest)}{', ...' * (self.q.n_components > _MAX_SHOWN)}"
+        return f"with weights {listed(np.sort(self.q.weights)[::-1].tolist(), '{:.2f}')}"
 
     @functools.cached_property
     def gaussian(self) -> GaussianState:
