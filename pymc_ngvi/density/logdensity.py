@@ -153,8 +153,7 @@ class ModelDensity(ABC):
         """
         names = [v.name for v in self.layout.variables]
         try:
-            with without_c(self.model), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of draws that are not finite
+            with without_c(self.model), warnings.catch_warnings(action="ignore"):  # of draws that are not finite
                 draw = self.functions.once("prior", lambda: drawing(unconstrained_variables(self.model, names)))
                 drawn = list(zip(*draw(n_draws, seed), strict=True))
         except CAN_NOT_DRAW:
