@@ -1,7 +1,6 @@
 """`NGVI`, the inference object, and `fit_ngvi`, a fit as one call: options in, approximation out."""
 
 import inspect
-import logging
 import re
 import time
 
@@ -19,6 +18,7 @@ from pymc.variational.inference import Inference
 from rich.theme import Theme
 
 from pymc_ngvi.core.linalg import TINY
+from pymc_ngvi.core.messages import logger
 from pymc_ngvi.core.sizes import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
@@ -67,7 +67,6 @@ def observer_of(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Obs
 
 # --- what a fit is given: a model, shards in its place, or a model whose data come in batches; and its log density ---
 
-logger = logging.getLogger("pymc.ngvi")
 #: Of models, by identity, for as long as the result of a fit holds them: the next fit builds nothing anew.
 _BUILT: WeakValueDictionary[int, LogDensity] = WeakValueDictionary()
 

@@ -37,7 +37,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from pymc_ngvi.core.messages import OURS, checked_names, listed, percent, shortened, suggestion
+from pymc_ngvi.core.messages import checked_names, listed, logger, percent, shortened, warn
 from pymc_ngvi.core.sizes import MANY, N_PREDICTED, Seed, check_draws, seed_of
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import AnyArray, Array
@@ -53,7 +53,7 @@ from pymc_ngvi.inference import NGVI
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.distributions import constrained_dataset, element_names
 from pymc_ngvi.results.persistence import digest_of, write
-from pymc_ngvi.results.predictions import array_like, lengths_by_dim, plain_array
+from pymc_ngvi.results.predictions import array_like, lengths_by_dim, not_settable, plain_array
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -101,7 +101,8 @@ class Slots:
             elif name in observed and hasattr(observed[name], "data"):
                 constant.append(name)
             else:
-                raise ValueError(_not_settable(model, name, [*data, *observed]))
+                kind = "neither a pm.Data nor an observed variable whose values are all there"
+                raise ValueError(not_settable(model, name, list(dict.fromkeys([*data, *observed])), "data", kind))
         if not names and not constant:
             raise ValueError("The first dict of data names no data: give arrays for pm.Data or observed variables.")
         if constant:
@@ -160,22 +161,6 @@ def _check_is_dict(entry: object) -> None:
         raise ValueError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")
 
 
-def _not_settable(model: pm.Model, name: object, valid: list[str]) -> str:
-    """Return why something can't be given data."""
-    valid = list(dict.fromkeys(valid))
-    if not valid:
-        return "The model has neither pm.Data nor observed variables: there are no data to change."
-    if name in model.named_vars:
-        return (
-            f"data has {name!r}, which is neither a pm.Data nor an observed variable whose values are all there. "
-            f"Those of the model are {quoted(sorted(valid))}."
-        )
-    return f"data has {name!r}, which the model has not: {suggestion(name, valid)}"
-
-
-# --- fits, in a row each ---
-
-
 def made_folder(path: str | Path) -> Path:
     """Return the folder that draws go to; made where it is not there."""
     folder = Path(path).absolute()
@@ -204,8 +189,6 @@ def _ranks(
         result[name] = np.asarray(below + rng.integers(0, equal + 1))
     return result
 
-
-logger = logging.getLogger("pymc.ngvi")
 
 #: The first fits, which start as a fit alone does, and look for other modes.
 N_PILOTS = 3
@@ -353,8 +336,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
+        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             yield
     finally:
         logger.setLevel(level)
@@ -641,19 +623,19 @@ def fitted_rows(
         except KeyboardInterrupt:
             if not rows:
                 raise
-            _warn(f"Interrupted from the keyboard: {_kept(rows, total)}")
+            warn(f"Interrupted from the keyboard: {_kept(rows, total)}")
         except (_Unreadable, BrokenExecutorError) as error:
             if not rows:
                 raise error.__cause__ or error from None
-            _warn(f"{error} {_kept(rows, total)}")
+            warn(f"{error} {_kept(rows, total)}")
     if failed := [row for row in rows if row.error]:
         which = listed(sorted(row.index for row in failed))
         reason = f"The reason of fit {failed[0].index}: {failed[0].error}"
         if len(failed) == len(rows):
             raise ValueError(f"All {len(rows):,} fits failed. {reason}")
-        _warn(f"{len(failed):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
+        warn(f"{len(failed):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
     if of_modes := judge_unsearched(rows):
-        _warn(of_modes)
+        warn(of_modes)
     return rows
 
 
@@ -681,10 +663,6 @@ def _fits(fitter: Fitter, cases: Iterator[tuple[int, Case]], place: int | Cluste
         for index, case in lost:
             if (yield from run(iter([(index, case)]), True)):
                 yield failed(fitter, index, "The process ended during this fit, which may be for want of memory.")
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, skip_file_prefixes=OURS)
 
 
 # --- what comes of many fits: a table by fit, and any one of them again ---

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import warnings
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -19,6 +20,11 @@ OURS = tuple(os.path.join(folder, "") for folder in (_PACKAGE, os.path.dirname(p
 
 #: A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn whoever has called the package."""
+    warnings.warn(message, category, skip_file_prefixes=OURS)
 
 
 def suggestion(name: object, valid: Iterable[str], also_called: Mapping[str, str] | None = None) -> str:

@@ -69,8 +69,7 @@ def not_finite_data(model: pm.Model, names: Iterable[str]) -> list[str]:
 
 def constant_data(model: pm.Model) -> list[str]:
     """Return the continuous observed variables whose values are all equal, in words."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of observations that are a graph
+    with warnings.catch_warnings(action="ignore"):  # of observations that are a graph
         observed = find_observations(model)
     continuous = {rv.name for rv in model.observed_RVs if rv.dtype.startswith("float")}
     values = {name: np.asarray(value) for name, value in observed.items() if name in continuous}
@@ -627,8 +626,7 @@ def simulate(model: pm.Model, n: int, seed: int) -> list[Simulated]:
         [(rv.name, rv) for rv in model.observed_RVs],
     ]
     try:
-        with without_c(model), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of draws that are not finite
+        with without_c(model), warnings.catch_warnings(action="ignore"):  # of draws that are not finite
             drawn = drawing([v for part in parts for _, v in part])(n, seed)
     except NotImplementedError as error:
         raise ValueError(f"The prior of the model can't be drawn from: {error}. Give each variable a prior.") from error

@@ -90,6 +90,8 @@ class ModelDensity(ABC):
     is_sharded = False
     #: Whether the data come in batches, one of which is here.
     is_streamed = False
+    #: Why log p is that of other draws, and only rows and data of its model are of use, in a clause.
+    elsewhere = ""
     _seconds_before = 0.0  # spent for earlier fits
 
     # --- what is known of the model ---
@@ -132,7 +134,7 @@ class ModelDensity(ABC):
     @property
     def why_in_part(self) -> str:
         """Why log p is not to be had with all of the data, in a clause; empty where it is."""
-        return "the model reads pm.Minibatch data" if self.has_minibatch else ""
+        return self.elsewhere or "the model reads pm.Minibatch data" * self.has_minibatch
 
     @property
     def positive(self) -> list[Indices]:
@@ -151,8 +153,7 @@ class ModelDensity(ABC):
         """
         names = [v.name for v in self.layout.variables]
         try:
-            with without_c(self.model), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of draws that are not finite
+            with without_c(self.model), warnings.catch_warnings(action="ignore"):  # of draws that are not finite
                 draw = self.functions.once("prior", lambda: drawing(unconstrained_variables(self.model, names)))
                 drawn = list(zip(*draw(n_draws, seed), strict=True))
         except CAN_NOT_DRAW:

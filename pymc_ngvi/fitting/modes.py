@@ -7,7 +7,6 @@ they are at the fit. Where log p is concave given three coordinates or fewer, li
 """
 
 import functools
-import logging
 import math
 
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from scipy.special import ndtr
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
+from pymc_ngvi.core.messages import logger
 from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.sizes import MODES, STREAMED, seed_of
 from pymc_ngvi.core.status import Elbo, StartError
@@ -137,7 +137,7 @@ _FLAT = 0.3
 _FAR, _FAR_PER_ROOT = 4.0, 0.5
 #: Nats below a mode, and per dimension, at which another one has next to no mass.
 _BELOW, _BELOW_PER_DIM = 10.0, 0.25
-#: Modes that are looked at, at most, the best ones.
+#: Modes, and humps, that are looked at, at most, the best ones.
 _MOST_MODES = 16
 
 
@@ -246,9 +246,9 @@ _LEAST_PRIOR = 16
 _MOST_LINES, _SECONDS = 32, 1.0
 #: Where: at steps of the fit's standard deviation, and at quantiles of the prior, within its outermost ones.
 _NEAR, _N_AMONG, _OUTERMOST = np.geomspace(2.0, 200.0, 17), 33, 0.005
-#: Humps at most, and dimensions up to which log p is climbed from there, by steps of Newton's method; looks at log p
-#: for each point of a line, about: three lines for each coordinate, and ways between their humps.
-_MOST_HUMPS, _MOST_CLIMBED, _PER_LINE = 12, 100, 5
+#: Dimensions up to which log p is climbed from humps, by steps of Newton's method; looks at log p for each point of a
+#: line, about: three lines for each coordinate, and ways between their humps.
+_MOST_CLIMBED, _PER_LINE = 100, 5
 #: Correlation in draws of the prior, times their root, below which it is none.
 _CORRELATED = 4.0
 #: Coordinates at most given which log p is concave in all others, where profiles are enough; one of so many steps along
@@ -413,7 +413,6 @@ def _finite(values: Array) -> Array:
 
 # --- a search for other modes of log p after a fit, where it is not known to have one alone ---
 
-logger = logging.getLogger("pymc.ngvi")
 
 #: Estimated seconds that all of it may take at least, and the part of the time that climbs get.
 _LEAST_SECONDS, _OF_CLIMBS = 10.0, 0.25
@@ -546,14 +545,14 @@ class ModeSearch:
         density, points = self.density, np.concatenate([q.mean()[None], places])
         with np.errstate(all="ignore"):
             heights = _finite(density.logp(points))
-            which = tops(density.logp, points, heights, _MOST_HUMPS, 0)
+            which = tops(density.logp, points, heights, _MOST_MODES, 0)
             points, ends, heights = points[which], points[which], heights[which]
             masses = elbo + np.minimum(heights - heights[0], 0.0)
             seconds = density.gradient_seconds * len(points) * N_STEPS * q.n_dim
             if len(points) > 1 and q.n_dim <= _MOST_CLIMBED and seconds < _SECONDS:
                 ends, heights, _ = climbed(density, points, np.broadcast_to(q.sd(), points.shape))
                 masses = elbo + np.minimum(heights - heights[0], 0.0)
-        others = tops(density.logp, ends, heights, _MOST_HUMPS, 0)[1:]
+        others = tops(density.logp, ends, heights, _MOST_MODES, 0)[1:]
         return [
             Mode(replace(q, location=points[i]), float(heights[i]), float(masses[i]), is_start=True) for i in others
         ]
@@ -569,7 +568,8 @@ class ModeSearch:
         others = []
         for mode in modes:
             apart = mode.point - q.mean()
-            is_near = max(_distance(q, apart), _distance(mode.gaussian, apart)) < far_from(q.n_dim)
+            squares = [apart @ of.precision_product(apart[None])[0] for of in (q, mode.gaussian)]
+            is_near = max(squares) < far_from(q.n_dim) ** 2
             if not is_near and is_outside(self.density, q, elbo, mode.gaussian, self.stream):
                 others.append(mode)
         others.sort(key=lambda mode: -mode.log_mass)
@@ -590,17 +590,12 @@ def is_equal(mode: Mode, other: Mode) -> bool:
     return abs(mode.logp - other.logp) < _SAME_LOGP and abs(mode.log_mass - other.log_mass) < _SAME_MASS
 
 
-def _distance(state: GaussianState, apart: Array) -> float:
-    """Return the length of a vector in the standard deviations of a Gaussian."""
-    return float(np.sqrt(max(apart @ state.precision_product(apart[None])[0], 0.0)))
-
-
 # --- fits from other modes: the best of all is kept, and it is noted which modes are left besides ---
 
 #: Nats, and standard errors, that another fit has to gain.
 _GAIN, _N_SE = 0.1, 3.0
-#: Part of the mass, times the square of the distance in standard deviations, from which on a mode is told of; how many.
-_LEAST_WEIGHT, _MOST_TOLD = 0.01, 8
+#: Part of the mass, times the square of the distance in standard deviations, from which on a mode is told of.
+_LEAST_WEIGHT = 0.01
 #: Nats within which a mode has so much of the mass that a fit is worth while.
 _LARGE = 4.0
 
@@ -731,4 +726,4 @@ def _shared(
     mean, sd = ends[best].q.mean(), ends[best].q.sd()
     weight = [mode.share * (1.0 + float(np.max((np.asarray(mode.q.mean()) - mean) ** 2 / sd**2))) for mode in found]
     counting = [mode for mode, w in zip(found, weight, strict=True) if w > _LEAST_WEIGHT]
-    return tuple(sorted(counting, key=lambda mode: -mode.share)[:_MOST_TOLD])
+    return tuple(sorted(counting, key=lambda mode: -mode.share))

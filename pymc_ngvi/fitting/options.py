@@ -7,18 +7,17 @@ estimated; step = how far to go and when to stop. Names in error messages and do
 import functools
 import inspect
 import itertools
-import warnings
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Concatenate, Literal, NamedTuple, Never, TypeGuard, get_args
+from typing import Any, Concatenate, Literal, Never, TypeGuard, get_args
 
 import numpy as np
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.linalg import fits_in_memory
-from pymc_ngvi.core.messages import OURS, shortened, suggestion
+from pymc_ngvi.core.messages import shortened, suggestion, warn
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Rule
 from pymc_ngvi.density import MissingDerivativeError, ModelDensity
@@ -526,35 +525,26 @@ def check_callbacks(callbacks: Any) -> list[Callable[..., object]]:
 _SMALL, _LESS = 40, 48
 
 
-class FamilyChoice(NamedTuple):
-    """A family and why it was taken."""
-
-    #: Of a registered family.
-    name: str
-    #: For the closing line of the fit; empty where there was nothing to choose.
-    reason: str = ""
-
-
-def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: bool = False) -> FamilyChoice:
+def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: bool = False) -> tuple[str, str]:
     """Return the family that suits a model."""
     n_dim = density.n_dim
     if n_dim < _SMALL:
-        return FamilyChoice(DENSE)
+        return DENSE, ""
     dense_fits = fits_in_memory(FullState.memory_bytes(n_dim))
     form = form_of(density, fill=may_fill, sums=may_sum)
     if form is None:
         if dense_fits:
-            return FamilyChoice(DENSE, "the Hessian is dense")
-        return FamilyChoice(INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory")
+            return DENSE, "the Hessian is dense"
+        return INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory"
     # Columns of a Hessian that are computed one by one, where blocks share theirs; with fill-in, few.
     n_columns = 0 if isinstance(form, SparseStructure) else form.n_border + int(max(form.sizes, default=0))
     of_dense = prices.of_dense(n_dim) + prices.PER_COLUMN * n_dim if n_dim >= _LESS else 0.0
     costs_less = step_seconds(form) + prices.PER_COLUMN * n_columns < of_dense or not dense_fits
     if costs_less and fits_in_memory(structure_of(form).memory_bytes(n_dim)):
-        return FamilyChoice(STRUCTURED, in_short(form))
+        return STRUCTURED, in_short(form)
     if dense_fits:
-        return FamilyChoice(DENSE, "a sparse precision would take longer")
-    return FamilyChoice(INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory")
+        return DENSE, "a sparse precision would take longer"
+    return INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory"
 
 
 def form_of(density: ModelDensity, *, fill: bool, sums: bool) -> Partition | SparseStructure | None:
@@ -610,13 +600,14 @@ def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions
     if given["family"] in (None, AUTO):
         filled |= _family_for(given, density)
     if traits_of(given["family"] or "").has_components and given["components"] is None:
-        chosen = choose_family(density)
-        if _go_together({**given, "components": chosen.name}):
+        name, reason = choose_family(density)
+        if _go_together({**given, "components": name}):
             _warn_of_makeshift(
-                chosen,
+                name,
+                reason,
                 "Components get diagonal covariances, which ignore correlations: {}. Name components for others.",
             )
-            filled["components"] = chosen.name
+            filled["components"] = name
     if density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
     if given["estimator"] == "gauss_newton" and density.n_dim > _MANY_WEIGHTS:
@@ -688,37 +679,37 @@ def _family_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]
     if given["estimator"] == "gauss_newton" or len(families) == 1:
         return {"family": None}  # as the registry has it, whatever the model
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
-    chosen = FamilyChoice(STRUCTURED) if given["reparam"] else _chosen(given, density)
-    filled = {"family": chosen.name, "family_reason": chosen.reason}
+    name, reason = (STRUCTURED, "") if given["reparam"] else _chosen(given, density)
+    filled = {"family": name, "family_reason": reason}
     if not _go_together({**given, **filled}):
         return {"family": None}  # let the other choices decide
     _warn_of_makeshift(
-        chosen, "q gets a diagonal covariance, which ignores correlations: {}. Name a family for another."
+        name, reason, "q gets a diagonal covariance, which ignores correlations: {}. Name a family for another."
     )
     return filled
 
 
-def _chosen(given: Given, density: ModelDensity) -> FamilyChoice:
+def _chosen(given: Given, density: ModelDensity) -> tuple[str, str]:
     """Return the family that suits a model, in the space of its rows where that has far fewer dimensions."""
     steps = [given[name] for name in ("update", "estimator", "step")]
     may_fill = not density.has_minibatch and goes_with(WITH_FILL, *steps)
     may_sum = (
         may_fill and goes_with(WITH_SUMS, *steps) and _goes_by_rows(given, {**given, "family": STRUCTURED}, density)
     )
-    chosen = choose_family(density, may_fill=may_fill, may_sum=may_sum)
-    if chosen.name in (DENSE, INDEPENDENT) and _may_go_by_rows(given, {**given, "family": DENSE}):
+    name, reason = choose_family(density, may_fill=may_fill, may_sum=may_sum)
+    if name in (DENSE, INDEPENDENT) and _may_go_by_rows(given, {**given, "family": DENSE}):
         seen = density.seen_from_rows
         if seen is not None:
-            return FamilyChoice(
+            return (
                 DENSE,
                 f"the data see {len(seen.space.normal):,} coefficients in {seen.space.basis.shape[1]:,} dimensions",
             )
-    return chosen
+    return name, reason
 
 
-def _warn_of_makeshift(chosen: FamilyChoice, message: str) -> None:
-    if chosen.name == INDEPENDENT:  # as nothing better fits in memory
-        warnings.warn(message.format(chosen.reason), UserWarning, skip_file_prefixes=OURS)
+def _warn_of_makeshift(name: str, reason: str, message: str) -> None:
+    if name == INDEPENDENT:  # as nothing better fits in memory
+        warn(message.format(reason))
 
 
 def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: MissingDerivativeError) -> FitOptions:
@@ -730,11 +721,9 @@ def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: Miss
     if not _go_together(by_gradients):  # what was asked for needs Hessians
         raise error
     options = FitOptions(**by_gradients)
-    warnings.warn(
+    warn(
         f"{error} The fit goes on with gradients alone (estimator='stein', update={options.choice.update!r}, "
-        f"step={options.choice.step!r}), which takes many more iterations.",
-        UserWarning,
-        skip_file_prefixes=OURS,
+        f"step={options.choice.step!r}), which takes many more iterations."
     )
     return options
 

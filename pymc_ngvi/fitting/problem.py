@@ -413,8 +413,8 @@ def problem_by_draws(density: ModelDensity, options: FitOptions) -> tuple[Proble
     """
     options = options.with_draws()
     if options.family_reason and options.choice.family == STRUCTURED and density.pattern is None:
-        chosen = choose_family(density)
-        family = {"family": chosen.name, "family_reason": chosen.reason, "factor": None}
+        name, reason = choose_family(density)
+        family = {"family": name, "family_reason": reason, "factor": None}
         options = replace(options, **cast(dict[str, Any], family))
     return problem_of(density, options), options
 

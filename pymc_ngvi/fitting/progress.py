@@ -1,7 +1,6 @@
 """The progress bar: PyMC's look, a few columns of numbers, at most 20 updates a second."""
 
 import functools
-import logging
 import threading
 import time
 
@@ -18,6 +17,7 @@ from rich.table import Column
 from rich.theme import Theme
 from threadpoolctl import ThreadpoolController
 
+from pymc_ngvi.core.messages import logger
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.status import format_elbo, format_gap
 from pymc_ngvi.density import ModelDensity
@@ -26,7 +26,6 @@ from pymc_ngvi.fitting.loop import LoopState
 
 # --- the progress bar: PyMC's look, a few columns of numbers, at most 20 updates a second ---
 
-logger = logging.getLogger("pymc.ngvi")
 
 _SECONDS_BETWEEN_UPDATES = 0.05
 #: Seconds of other work than a fit after which it shows how far it is.

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import math
 import os
-import warnings
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ import numpy as np
 
 from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import N_NAMED, OURS, Failed, Reason, Refused, listed, percent
+from pymc_ngvi.core.messages import N_NAMED, Failed, Reason, Refused, listed, logger, percent, warn
 from pymc_ngvi.core.sizes import N_SHOWN
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status, format_gap
 from pymc_ngvi.core.stored import stored
@@ -49,19 +48,6 @@ class OtherMode:
     share: float
     #: Whether log p is as high there, and as wide: an image of the fit under a symmetry, where there is one.
     is_equal: bool = False
-
-
-@stored("fit.searched")
-@dataclass(frozen=True)
-class Searched:
-    """What came of a search for other modes, as a record has it."""
-
-    #: Why the fit is one from another mode, in a sentence; empty where it is not.
-    restarted: str = ""
-    #: That are left besides.
-    modes: tuple[OtherMode, ...] = ()
-    #: Gradients that the search took.
-    n_searched: int = 0
 
 
 def is_outside(density: ModelDensity, q: VariationalState, elbo: float, other: VariationalState, seed: int) -> bool:
@@ -283,14 +269,20 @@ class FitRecord:
     @property
     def sentence(self) -> str:
         """What happened: of the status, or of some coordinates; what was not done; what is odd about the data."""
-        said = [self._of_status, f"Not done: {', '.join(self.undone)}." if self.undone else ""]
-        if self.constant:
-            said.insert(
-                0,
-                f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, "
-                "nothing bounds it from below: check the data.",
+        said = self.status.sentence
+        if self.improper:
+            said = f"The posterior is improper: far out, its density does not fall in {listed(self.improper, _NAME)}."
+        elif self.growing:
+            which, verb = ("deviation", "keeps") if len(self.growing) == 1 else ("deviations", "keep")
+            said = (
+                f"The standard {which} of {listed(self.growing, _NAME)} {verb} growing: the posterior may be improper."
             )
-        return " ".join(filter(None, said))
+        if self.constant:
+            said = (
+                f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, "
+                f"nothing bounds it from below: check the data. {said}"
+            )
+        return said + f" Not done: {', '.join(self.undone)}." * bool(self.undone)
 
     @property
     def remark(self) -> str:
@@ -298,16 +290,6 @@ class FitRecord:
         if (self.converged or self.is_pool) and self.status is not Status.INTERRUPTED and not self.undone:
             return ""
         return f"{self.sentence} {self.status.cure}"
-
-    @property
-    def _of_status(self) -> str:
-        if self.improper:
-            return f"The posterior is improper: far out, its density does not fall in {listed(self.improper, _NAME)}."
-        if not self.growing:
-            return self.status.sentence
-        which = "standard deviation" if len(self.growing) == 1 else "standard deviations"
-        verb = "keeps" if len(self.growing) == 1 else "keep"
-        return f"The {which} of {listed(self.growing, _NAME)} {verb} growing: the posterior may be improper."
 
     @property
     def of_discrete(self) -> str:
@@ -359,13 +341,6 @@ class FitRecord:
         """Raise KeyboardInterrupt if the call was interrupted: for who needs a whole one."""
         if self.status is Status.INTERRUPTED:
             raise KeyboardInterrupt
-
-    @property
-    def next_step(self) -> str:
-        """What to do after a fit, as a sentence; empty where the status says it, and without effects of groups."""
-        if self.is_pool or not self.converged or not (traits_of(self.family).from_structure or self.reparam):
-            return ""
-        return "approx.summary() says whether the best of this family is near enough to the posterior."
 
     def closing_line(self) -> str:
         """Return the outcome in one line."""
@@ -422,13 +397,14 @@ def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: in
 
 # --- what a fit has come to, and what the user is told of it ---
 
-logger = logging.getLogger("pymc.ngvi")
-
 
 def report_outcome(q: VariationalState, record: FitRecord) -> None:
     """Say how a fit went, and what posterior came of it; warn where it did not converge."""
     stream = "" if record.stream is None else str(record.stream)
-    said = [record.closing_line(), stream, record.posterior, record.of_discrete, record.next_step]
+    said = [record.closing_line(), stream, record.posterior, record.of_discrete]
+    has_groups = traits_of(record.family).from_structure or record.reparam is not None
+    if has_groups and record.converged and not record.is_pool:
+        said.append("approx.summary() says whether the best of this family is near enough to the posterior.")
     logger.info(" ".join(filter(None, said)))
     for remark in filter(None, [getattr(q, "remark", ""), record.restarted]):
         logger.info(remark)
@@ -440,15 +416,11 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
     if record.is_pool:
         return
     if record.stream is not None and record.stream.warning:
-        warnings.warn(record.stream.warning, UserWarning, skip_file_prefixes=OURS)
+        warn(record.stream.warning)
     if not (status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED) or record.converged):
         unknown = status is Status.LEVELLED and math.isnan(record.gap)
         verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
-        warnings.warn(
-            f"{verdict} ({status}). {record.sentence} {stream}{' ' * bool(stream)}{status.cure}",
-            ConvergenceWarning,
-            skip_file_prefixes=OURS,
-        )
+        warn(f"{verdict} ({status}). {record.sentence} {stream}{' ' * bool(stream)}{status.cure}", ConvergenceWarning)
 
 
 def elbo_of(q: VariationalState, assessment: Assessment) -> Elbo:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import logging
 import math
 import time
 
@@ -18,8 +17,9 @@ from rich.theme import Theme
 from scipy.linalg import cho_solve
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.messages import Failed, OtherForm, RowsGivenUp
+from pymc_ngvi.core.messages import Failed, OtherForm, RowsGivenUp, logger
 from pymc_ngvi.core.prices import fit_seconds
+from pymc_ngvi.core.sizes import MAX_COV_DIM
 from pymc_ngvi.core.status import Elbo, StartError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, FittedState, Indices, MatrixHessian, Rule, Target, VariationalState
@@ -44,13 +44,11 @@ from pymc_ngvi.fitting.problem import (
     units_apart,
 )
 from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
-from pymc_ngvi.fitting.record import FitRecord, Searched, elbo_of, spared
+from pymc_ngvi.fitting.record import FitRecord, elbo_of, spared
 from pymc_ngvi.methods import DIRECTIONS
 from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.methods.reparam import RowSpaceDensity
 from pymc_ngvi.methods.sites import Incremental, IncrementalState
-
-logger = logging.getLogger("pymc.ngvi")
 
 # --- whether a posterior is improper, and in which variable: a look at its tails, far beyond q ---
 # The other coordinates are integrated out by Laplace's method at values of one with a flat prior, farther and farther
@@ -235,9 +233,6 @@ def _laplace(density: LogDensity, theta: Array, free: Indices) -> tuple[Array, f
 
 # --- a fit that starts from another one: from its mean and covariance, as far as the new family can hold them ---
 
-#: Dimensions up to which covariances are taken over; above, standard deviations are.
-_MOST_DIMS = 5_000
-
 
 @dataclass(frozen=True)
 class Earlier:
@@ -310,7 +305,7 @@ class Earlier:
 
     def _precision(self, scale: Array, ours: Indices, theirs: Indices) -> Array | None:
         """Return the precision of all coordinates, of which the others are independent; None where it is too large."""
-        if max(len(scale), self.q.n_dim) > _MOST_DIMS:
+        if max(len(scale), self.q.n_dim) > MAX_COV_DIM:  # then standard deviations alone are taken over
             return None
         block = getattr(self.q, "cov_block", None)
         covariance = np.diag(scale**2)
@@ -341,7 +336,6 @@ def _gaussian_with(state: AnyGaussian, precision: Array) -> AnyGaussian:
 
 # --- where a fit begins: the best of some states, and again where the structure of the Hessian was too narrow ---
 
-# A child of PyMC's logger, which has the handler.
 #: Times that the structure of a Hessian may turn out to be too narrow, at most.
 MAX_WIDENED = 5
 #: Points at which entries of the Hessian are looked for that exact expectations have and its structure has not.
@@ -488,8 +482,8 @@ class Snapshot:
     #: Evaluations so far.
     n_gradients: int
     n_hessians: int
-    #: What came of a search for other modes, if there was one.
-    searched: Searched | None = None
+    #: What came of a search for other modes, as a record has it, if there was one.
+    searched: dict[str, Any] | None = None
     #: Whether other modes are yet to be looked for.
     is_to_search: bool = False
     #: At the mean of q, which tells models apart that differ in a prior; None where that would take a pass.
@@ -532,7 +526,7 @@ class FitSession:
         self.seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
         self._observer, self._search = observer, search
-        self._searched: Searched | None = None
+        self._searched: dict[str, Any] | None = None
         self._pause_after = math.inf
         self._assessed: tuple[Elbo, float] | None = None
         self._failed: tuple[str, ...] = ()
@@ -729,12 +723,10 @@ class FitSession:
                     first.q, first.elbo.value, target.n_gradients, target.n_hessians,
                     is_sound=first.state.status.can_be_followed, show=progress.show,
                 )  # fmt: skip
-                if found is not None and found.modes:
+                if found is not None:
                     fit = functools.partial(self._fit_from, first=first, last=last, observe=observe)
                     best, why, modes = explored(self._search, found, self._rule, self._problem.family, first, fit)
-                    searched = Searched(why, modes, found.n_gradients)
-                elif found is not None:
-                    searched = Searched(n_searched=found.n_gradients)
+                    searched = {"restarted": why, "modes": modes, "n_searched": found.n_gradients}
         except Failed as reason:
             self._failed = (*self._failed, f"{what} ({reason})")
         finally:
@@ -824,5 +816,5 @@ class FitSession:
             seed=self.seed,
             summed_out=density.summed_out_names,
             undone=self._failed,
-            **(vars(self.options.choice) | vars(self._searched or Searched()) | of_batches),
+            **(vars(self.options.choice) | (self._searched or {}) | of_batches),
         )

@@ -181,8 +181,7 @@ def _integrate(equations: Equations, order: int, both: Array) -> Array | None:
     start[:, : equations.n_states] = both[:, : equations.n_states]
     if order > 0:  # the identity by initial states
         start[:, equations.n_states :][:, : equations.sizes(1)[1]] = np.eye(equations.n_states, both.shape[1]).ravel()
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore", ODEintWarning)
+    with warnings.catch_warnings(action="ignore", category=ODEintWarning), np.errstate(all="ignore"):
         # The norm of its errors is the largest of all. Equations of one draw do not depend on those of others.
         path, report = odeint(
             lambda state, t: _slopes_of_all(equations, order, slopes, both, state.reshape(start.shape), t).ravel(),

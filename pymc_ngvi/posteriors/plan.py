@@ -159,11 +159,11 @@ class Plan:
 
 
 def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return candidates as they are tried; the Gaussian first, those without a price last, as they were given."""
+    """Return candidates as they are tried: the Gaussian first, or last on request; then those without a price."""
 
     def key(candidate: Candidate) -> tuple[bool, float]:
-        if candidate.kind == GAUSSIAN:
+        if candidate.kind == GAUSSIAN and candidate.outcome is not Decision.ON_REQUEST:
             return False, 0.0
-        return (True, math.inf) if math.isnan(candidate.seconds) else candidate.order
+        return (True, math.inf) if candidate.kind == GAUSSIAN or math.isnan(candidate.seconds) else candidate.order
 
     return sorted(candidates, key=key)

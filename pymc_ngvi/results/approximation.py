@@ -2,9 +2,9 @@
 
 import contextlib
 import copy
+import copyreg
 import functools
 import os
-import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -25,7 +25,7 @@ from pytensor.tensor.variable import TensorVariable
 from rich.theme import Theme
 
 from pymc_ngvi.core.importance import pareto_khat
-from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.messages import warn
 from pymc_ngvi.core.sizes import (
     DRAWS,
     HELD,
@@ -58,7 +58,6 @@ from pymc_ngvi.methods.mixtures import Worth, worth_between
 from pymc_ngvi.posteriors.plan import Plan
 from pymc_ngvi.results.diagnosis import (
     Diagnosis,
-    Kept,
     log_ratio_of,
     own_generator,
     requested_diagnosis,
@@ -142,6 +141,11 @@ NO_Q = (
 )
 
 
+def _of_record(name: str, doc: str) -> Any:
+    """Return a property that is known after a fit only."""
+    return property(lambda approx: getattr(approx._record_of(name), name), doc=doc)
+
+
 class NGVIApproximation(Approximation):
     """Approximate posterior of a PyMC model; everything that works with the result of ``pm.fit`` works with it.
 
@@ -191,7 +195,7 @@ class NGVIApproximation(Approximation):
     _change: Weighted
     #: The `Choice` that is made again when a fit goes on.
     _next_step: Any = None
-    _reports: Kept | None = None
+    _reports: Posterior | None = None
     #: The class of fits, from a model and its options: set where it is defined, which is above results.
     _inference: ClassVar[Callable[..., Any]]
 
@@ -404,23 +408,17 @@ class NGVIApproximation(Approximation):
     @property
     def _distribution(self) -> Distribution:
         """What reports read of q."""
-        return self._kept.distribution
+        return self._posterior.distribution
 
     @property
     def _posterior(self) -> Posterior:
-        return Posterior(
-            self._distribution, self.density, self._constrainer, self.record, self._data,
-            self.include_transformed,
-        )  # fmt: skip
-
-    @property
-    def _kept(self) -> Kept:
-        """What was computed of this q: of another one, or of another density, it is forgotten."""
-        q, kept = self._state, self._reports
-        if kept is None or kept.distribution.q is not q or kept.density is not self.density:
-            narrow = None if kept is None or kept.density is not self.density else kept.narrow
-            self._reports = kept = Kept(distribution_of(q), self.density, narrow=narrow)
-        return kept
+        """What reports read, and have computed: of another q, or of another density, that is forgotten."""
+        q, known = self._state, self._reports
+        if known is None or known.distribution.q is not q or known.density is not self.density:
+            narrow = None if known is None or known.density is not self.density else known.narrow
+            known = self._reports = Posterior(distribution_of(q), self.density, self._constrainer, narrow=narrow)
+        known.record, known.data, known.include_transformed = self.record, self._data, self.include_transformed
+        return known
 
     def _record_of(self, what: str) -> FitRecord:
         if self.record is None:
@@ -526,7 +524,7 @@ class NGVIApproximation(Approximation):
             "chains": chains, "var_names": var_names, "importance": importance, "log_p": log_p, "with_batches": False,
             "include_transformed": include_transformed,
         }  # fmt: skip
-        what = self._posterior, self._kept, draws, self.generator(random_seed)
+        what = self._posterior, draws, self.generator(random_seed)
         drawn = sample_tree(*what, **kwargs) if return_inferencedata else sample_trace(*what, **kwargs)[0]
         self._posterior.warn_of_changed_data()
         return drawn
@@ -638,62 +636,33 @@ class NGVIApproximation(Approximation):
         """Mean and standard deviation of the free variables on their constrained scale, as Datasets.
 
         ``mean`` is the constrained value of the unconstrained mean, as in PyMC. ``std`` is the standard deviation of
-        the constrained variables, from 4,000 draws with a fixed seed. (PyMC's own ``std`` is the constrained value
-        of the unconstrained standard deviation, which is not the spread of anything.)
+        the constrained variables, from 4,000 draws with a fixed seed, or fewer of more than 8,000 coordinates. (PyMC's
+        own ``std`` is the constrained value of the unconstrained standard deviation, which is not the spread of
+        anything.)
         """
         return constrained_state(self._posterior)
 
     # --- fit ---
 
-    @property
-    def elbo(self) -> Elbo:
-        """Evidence lower bound in nats, on draws that had no part in the fit or by quadrature: ``value`` and ``se``."""
-        return self._record_of("elbo").elbo
-
-    @property
-    def gap(self) -> float:
-        """Nats of ELBO still to be gained within the family, estimated on fresh draws or by quadrature."""
-        return self._record_of("gap").gap
-
-    @property
-    def status(self) -> Status:
-        """How the fit ended; ``status.sentence`` and ``status.cure`` say more."""
-        return self._record_of("status").status
-
-    @property
-    def converged(self) -> bool:
-        """Whether the fit stopped because it had converged."""
-        return self._record_of("converged").converged
-
-    @property
-    def n_iterations(self) -> int:
-        """Iterations of the fit."""
-        return self._record_of("n_iterations").n_iterations
-
-    @property
-    def n_gradients(self) -> int:
-        """Draws at which the gradient of log p was evaluated; without draws, its expectations."""
-        return self._record_of("n_gradients").n_gradients
-
-    @property
-    def n_hessians(self) -> int:
-        """Draws at which the Hessian of log p was evaluated; without draws, its expectations."""
-        return self._record_of("n_hessians").n_hessians
-
-    @property
-    def compile_seconds(self) -> float:
-        """Wall-clock time that building and compiling graphs took."""
-        return self._record_of("compile_seconds").compile_seconds
-
-    @property
-    def run_seconds(self) -> float:
-        """Wall-clock time of the rest of the fit."""
-        return self._record_of("run_seconds").run_seconds
-
-    @property
-    def backend(self) -> str:
-        """What evaluated the log density: "quick", "numba", "c" or "jax"."""
-        return self._record_of("backend").backend
+    elbo: Elbo = _of_record(
+        "elbo",
+        "Evidence lower bound in nats, on draws that had no part in the fit or by quadrature: ``value`` and ``se``.",
+    )
+    gap: float = _of_record(
+        "gap", "Nats of ELBO still to be gained within the family, estimated on fresh draws or by quadrature."
+    )
+    status: Status = _of_record("status", "How the fit ended; ``status.sentence`` and ``status.cure`` say more.")
+    converged: bool = _of_record("converged", "Whether the fit stopped because it had converged.")
+    n_iterations: int = _of_record("n_iterations", "Iterations of the fit.")
+    n_gradients: int = _of_record(
+        "n_gradients", "Draws at which the gradient of log p was evaluated; without draws, its expectations."
+    )
+    n_hessians: int = _of_record(
+        "n_hessians", "Draws at which the Hessian of log p was evaluated; without draws, its expectations."
+    )
+    compile_seconds: float = _of_record("compile_seconds", "Wall-clock time that building and compiling graphs took.")
+    run_seconds: float = _of_record("run_seconds", "Wall-clock time of the rest of the fit.")
+    backend: str = _of_record("backend", 'What evaluated the log density: "quick", "numba", "c" or "jax".')
 
     def refine(
         self,
@@ -808,7 +777,7 @@ class NGVIApproximation(Approximation):
     def _log_ratio(self, draws: int | None, random_seed: Seed) -> Array:
         self._posterior.check_weights()
         own = draws is None and random_seed is None
-        return log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
+        return log_ratio_of(self._posterior, draws, None if own else self.generator(random_seed))
 
     def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
@@ -873,7 +842,7 @@ class NGVIApproximation(Approximation):
         is_new = thorough or draws is not None
         known = NOT_TESTED if self.record is None or is_new else self.record.judged
         rng = self._generator_of_fit(random_seed, WEIGHTS) if is_new else self._rng
-        found = requested_diagnosis(self._posterior, self._kept, rng, draws, thorough=thorough)
+        found = requested_diagnosis(self._posterior, rng, draws, thorough=thorough)
         if known.is_tested and not known.open:
             return replace(found, checks=known)
         return self._judged_by(found)
@@ -926,12 +895,12 @@ class NGVIApproximation(Approximation):
         effects that others are computed from. A sentence below the table says so.
         """
         return summarise(
-            self._posterior, self._kept, self.record.verdict if self.record and khat_draws is None else self.checks,
+            self._posterior, self.record.verdict if self.record and khat_draws is None else self.checks,
             draws, self.generator(random_seed), group_effects=group_effects, khat_draws=khat_draws, options=kwargs,
         )  # fmt: skip
 
     def _repr_html_(self) -> str:
-        return card_of(self._posterior, self._kept)
+        return card_of(self._posterior)
 
     # --- corrections ---
 
@@ -1009,7 +978,7 @@ class NGVIApproximation(Approximation):
             return known
         if why := self._posterior.why_not_judged:
             return known if self._next_step is not None else replace(known, open=why)
-        return self._judged_by(standing_diagnosis(self._posterior, self._kept)).checks
+        return self._judged_by(standing_diagnosis(self._posterior)).checks
 
     def chains(self, random_seed: Seed = None) -> xr.DataTree:
         """Return the chains of a moved posterior, as they were moved: many short ones.
@@ -1342,7 +1311,7 @@ class NGVIApproximation(Approximation):
         ImportError
             Where arviz-plots or Matplotlib is not installed.
         """
-        tree = sample_tree(self._posterior, self._kept, draws, self.generator(random_seed))
+        tree = sample_tree(self._posterior, draws, self.generator(random_seed))
         posterior = tree["posterior"].to_dataset()
         if var_names is None:
             posterior = posterior[[rv.name for rv in self.model.free_RVs]]
@@ -2005,7 +1974,7 @@ class NGVIApproximation(Approximation):
         tree = xr.DataTree()
         if draws:
             kwargs.pop("return_inferencedata", None)
-            tree = sample_tree(self._posterior, self._kept, draws, self.generator(random_seed), **kwargs)
+            tree = sample_tree(self._posterior, draws, self.generator(random_seed), **kwargs)
         elif kwargs:
             raise TypeError(f"{', '.join(kwargs)} are of posterior draws: ask for draws, too.")
         posterior, fitted = self._posterior, self._gaussian or self
@@ -2085,7 +2054,7 @@ class NGVIApproximation(Approximation):
 
     def __copy__(self) -> Self:
         """Return an approximation that shares all parts but the fit."""
-        copied = _bare(type(self))
+        copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__, _session=None, _reports=copy.copy(self._reports))
         if copied._gaussian is not None:
             copied._gaussian = copy.copy(copied._gaussian)
@@ -2131,11 +2100,7 @@ class Updated(NGVIApproximation):
 
 
 def _parts(approx: NGVIApproximation) -> tuple[Any, ...]:
-    return _bare, (type(approx),), approx.__getstate__()
-
-
-def _bare[T](cls: type[T]) -> T:
-    return cls.__new__(cls)
+    return copyreg.__newobj__, (type(approx),), approx.__getstate__()  # type: ignore[attr-defined]
 
 
 #: A model stays one where it is pickled beside its approximations.
@@ -2235,11 +2200,9 @@ def load(
     data = SavedData(model, content["data"])
     density.data = data
     if changed := data.changed():
-        warnings.warn(
+        warn(
             f"{name} was fitted to other data: {', '.join(map(repr, changed))} differ, or are not in both. It "
-            "approximates the posterior given those; it can't be refined or judged on this model.",
-            UserWarning,
-            skip_file_prefixes=OURS,
+            "approximates the posterior given those; it can't be refined or judged on this model."
         )
     of_gaussian = content.get("gaussian")
     approx = _approximation(name, content, density, None if of_gaussian else state)

@@ -18,7 +18,7 @@ import numpy as np
 
 from rich.theme import Theme
 
-from pymc_ngvi.core.messages import Failed, Reason, Unavailable
+from pymc_ngvi.core.messages import Failed, Reason, Unavailable, logger
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.sizes import POSTERIORS
 from pymc_ngvi.core.status import Elbo, NotExactError, Status
@@ -47,9 +47,7 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS, PosteriorKind, PosteriorStart, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.diagnosis import Kept, standing_diagnosis
-
-logger = logging.getLogger("pymc.ngvi")
+from pymc_ngvi.results.diagnosis import standing_diagnosis
 
 #: Seconds that a posterior may take without being asked for, where no Gaussian fit comes before it.
 _MOST_SECONDS = 120.0
@@ -76,10 +74,6 @@ def check_wanted(options: FitOptions, density: ModelDensity) -> None:
         raise ValueError(
             f"This model has no {options.posterior} posterior: {reason}. Leave posterior out for a Gaussian."
         ) from None
-
-
-class _TooDear(Unavailable):
-    """It takes too long, and can be had by asking for it."""
 
 
 @stored("exact.step")
@@ -354,7 +348,7 @@ class Candidates[A: NGVIApproximation]:
             if self._is_auto and not any(s.checks.is_reliable and not self._missed_by(s) for s in self._states):
                 self._last_resort()
             if not self._states:  # what can be had by asking counts most, then what was tried; of equals, the first
-                raise max(self._reasons, key=lambda r: 2 * isinstance(r, _TooDear) + isinstance(r, Failed))
+                raise max(self._reasons, key=lambda r: 2 * (r.code is Reason.TOO_DEAR) + isinstance(r, Failed))
             if self._is_auto and self._states[0].checks.word is not Word.EXACT:
                 # One that is not reliable is no better than the Gaussian where its weights are worse.
                 state, checks = self._states[0], self._states[0].checks
@@ -454,7 +448,7 @@ class Candidates[A: NGVIApproximation]:
         left = in_words(max(self.left, 0.0))
         than = f", and max_seconds={budget.max_seconds:g} leaves {left}" if budget.max_seconds else ""
         said = f"the {name} posterior would take {in_words(seconds)}{than}; {asks}"
-        self._reasons.append(_TooDear(Reason.TOO_DEAR, said, "" if budget.max_seconds else name))
+        self._reasons.append(Unavailable(Reason.TOO_DEAR, said, "" if budget.max_seconds else name))
         self._became(name, Decision.TOO_DEAR, asks)
 
     def _try_in_turn(self) -> None:
@@ -558,8 +552,8 @@ class Candidates[A: NGVIApproximation]:
     def hand_over(self, approx: A, plan: Plan, compiling: float, running: float) -> A:
         """Tell an approximation of its fit, and what became of the others."""
         state = cast(PoolState, self.state)
-        reasons = [r for r in self._reasons if isinstance(r, Failed) or not self._is_exact(state)]
-        tried = [str(reason) for reason in reasons if isinstance(reason, _TooDear | Failed)]
+        may_be_better = () if self._is_exact(state) else (Reason.TOO_DEAR,)
+        tried = [str(r) for r in self._reasons if isinstance(r, Failed) or r.code in may_be_better]
         also = f" Before it: {'; '.join(tried)}." if tried else ""
         record = _with_pool(self._record_of_fit, self.density.layout, state, plan, compiling, running, also)
         approx.take(self._gaussian, self.choice, record)
@@ -574,18 +568,15 @@ class Candidates[A: NGVIApproximation]:
         state, rows = self.state, dict(self._table)
         if state is not None and state.kind in rows:
             rows[state.kind] = rows[state.kind].became(Decision.TAKEN, self._of(state))
+        outcome = Decision.TAKEN if state is None else Decision.CAME_FIRST
+        gaussian, limit = Candidate(GAUSSIAN, outcome, self._budget.of_fit), self._limit
         if self._gaussian is None:
+            gaussian = gaussian.became(Decision.ON_REQUEST)
             for other in self._states[1:]:
                 rows[other.kind] = rows[other.kind].became(Decision.CAME_FIRST, "not exact")
-            gaussian = Candidate(GAUSSIAN, Decision.ON_REQUEST, self._budget.of_fit)
-            return Plan((*in_order(rows.values()), gaussian), self._limit)
-        if self.why_not is not None and self.why_not.code is Reason.NOT_FOLLOWED:
-            outcome = Decision.TAKEN if state is None else Decision.FAILED
-            gaussian = Candidate(GAUSSIAN, outcome, reason="" if state is None else str(self.why_not))
-            return Plan((gaussian, *rows.values()), self._limit if state is None else "")
-        outcome = Decision.TAKEN if state is None else Decision.CAME_FIRST
-        gaussian = Candidate(GAUSSIAN, outcome, self._budget.of_fit)
-        return Plan(tuple(in_order([gaussian, *rows.values()])), self._limit)
+        elif state is not None and self.why_not is not None and self.why_not.code is Reason.NOT_FOLLOWED:
+            gaussian, limit = gaussian.became(Decision.FAILED, str(self.why_not)), ""
+        return Plan(tuple(in_order([*rows.values(), gaussian])), limit)
 
     def _approximation(self, state: PoolState, plan: Plan) -> A:
         choice, gaussian, density = self.choice, self._gaussian, self.density
@@ -651,9 +642,9 @@ def _is_off(gaussian: NGVIApproximation) -> bool:
     if gaussian.density.why_in_part:
         return False
     is_paused = gaussian.record is not None and gaussian.record.status is Status.PAUSED
-    return (
-        is_paused or standing_diagnosis(gaussian._posterior, Kept(gaussian._distribution)).verdict is Word.NOT_RELIABLE
-    )
+    # That of the result may name other cures.
+    asked = dataclasses.replace(gaussian._posterior, log_ratio=None, diagnosis=None)
+    return is_paused or standing_diagnosis(asked).verdict is Word.NOT_RELIABLE
 
 
 def _rank(state: PoolState) -> tuple[bool, bool, float]:

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import logging
 import math
 import shutil
 import textwrap
@@ -20,7 +19,7 @@ from scipy.special import expit
 from pymc_ngvi.core.draws import chunks, draws_of
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, MOST_KHAT, Weights, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import N_NAMED, percent
+from pymc_ngvi.core.messages import N_NAMED, logger, percent
 from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.sizes import (
     AT_ONCE,
@@ -37,7 +36,7 @@ from pymc_ngvi.core.status import Elbo, format_gap
 from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict, Word
 from pymc_ngvi.density import Layout, ModelDensity
-from pymc_ngvi.density.constrain import Constrainer, Functionals, functionals_of
+from pymc_ngvi.density.constrain import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, FullState, Traits, name_of, traits_of
 from pymc_ngvi.fitting.modes import ModeSearch
@@ -285,30 +284,15 @@ class Diagnosis:
         return rows
 
     def _table(self) -> pd.DataFrame:
-        of, columns = self.by_coordinate, {}
-        sizes = [np.abs(of[f"{name}_drift"]) / LIMITS[name] for name in ("mean", "sd")]
+        known, columns = self.by_coordinate, {}
+        sizes = [np.abs(known[f"{name}_drift"]) / LIMITS[name] for name in ("mean", "sd")]
         worst = np.argsort(-np.nan_to_num(np.fmax(*sizes)), kind="stable")[:_N_ROWS]
         for name in ("mean", "sd"):
-            figures = _MEASURES[name][1]
-            pairs = zip(of[f"{name}_drift"][worst], of[f"{name}_drift_se"][worst], strict=True)
-            unit = figures(0.0, 0.0).rpartition(" ")[2]
-            cells = [figures(v, se).removesuffix(f" {unit}") if np.isfinite(v) else "-" for v, se in pairs]
+            pairs = zip(known[f"{name}_drift"][worst], known[f"{name}_drift_se"][worst], strict=True)
+            unit = "%" if name == "sd" else "sd"
+            cells = [in_figures(name, *of).removesuffix(f" {unit}") if np.isfinite(of[0]) else "-" for of in pairs]
             columns[f"{name}, {unit}"] = cells
         return pd.DataFrame(columns, index=[self.layout.label(int(i)) for i in worst])
-
-
-@dataclass
-class Kept:
-    """A q as reports read it, and results of it that are kept between calls."""
-
-    distribution: Distribution
-    #: That the results are of, too.
-    density: ModelDensity | None = None
-    #: Importance weights of draws that belong to the fit; shape (n_draws,), optional.
-    log_ratio: Array | None = None
-    diagnosis: Diagnosis | None = None
-    #: Evaluates the variables that were named last.
-    narrow: Constrainer | None = None
 
 
 # --- what is wrong with an approximation, in words, with what to do ---
@@ -325,7 +309,8 @@ class Context:
 
     layout: Layout
     record: FitRecord | None
-    family: str
+    #: What is known of the family.
+    traits: Traits
     #: Whether effects of groups are independent given global parameters.
     has_groups: bool
     has_hessian: bool
@@ -337,20 +322,10 @@ class Context:
     #: Whether effects of groups can be fitted relative to their conditional modes in reasonable time.
     can_be_relative: bool = True
 
-    @property
-    def is_pool(self) -> bool:
-        """Whether draws are weighted ones of a proposal: those of an exact or a nested posterior."""
-        return self.family in KINDS
-
-    @property
-    def traits(self) -> Traits:
-        """What is known of the family."""
-        return traits_of(self.family)
-
-    @property
-    def relative(self) -> bool:
-        """Whether group effects are relative to their conditional modes."""
-        return self.family == "pushforward" or (self.record is not None and self.record.reparam is not None)
+    #: Whether draws are weighted ones of a proposal: those of an exact or a nested posterior.
+    is_pool: bool = False
+    #: Whether effects of groups are relative to their conditional modes.
+    relative: bool = False
 
     def shape_cure(self) -> str:
         """Return what may help where q has not the shape of the posterior."""
@@ -392,15 +367,18 @@ def context_of(posterior: Posterior) -> Context:
     # Of crossed effects, those of one factor are global: each costs two gradients of every draw. Their scale is a
     # block, which has no mode where all of them are 0, as at a start.
     of_groups = structure.n_global <= _MOST_GLOBAL and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)
+    family = getattr(q, "kind", None) or name_of(q) if record is None or record.is_pool else record.family
     return Context(
         layout=layout,
         record=record,
-        family=getattr(q, "kind", None) or name_of(q) if record is None or record.is_pool else record.family,
+        traits=traits_of(family),
         has_groups=local >= _FEWEST_GROUPS and bool(border),
         has_hessian=posterior.density.has_hessian,
         of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
         other_posterior=functools.cache(lambda: _other_posterior(posterior)),
         can_be_relative=not posterior.density.is_streamed and of_groups,
+        is_pool=family in KINDS,
+        relative=family == "pushforward" or (record is not None and record.reparam is not None),
     )
 
 
@@ -461,7 +439,7 @@ def findings_of(
         *_of_support(context, weights),
         *([] if drift is None or _stuck(moved) else of_drift(context, drift, seen)),
         *([] if _stuck(moved) else further),
-        *([] if not_moved(moved) else _of_movement(context, moved, drift)),
+        *_of_movement(context, moved, drift),
         *_of_weights(context, weights, moved),
     ]
     return tuple(sorted(found, key=lambda c: c.against is not Against.RELIABLE))
@@ -489,18 +467,20 @@ def _of_support(context: Context, weights: Weights) -> list[Condition]:
 # --- moved draws ---
 
 
-def in_sds(value: float, se: float) -> str:
-    """Return a shift in posterior standard deviations, with its error."""
-    return f"{value:+.2f} ± {se:.2f} sd"
-
-
 #: What drifts, and how that is said.
-_MEASURES: dict[str, tuple[str, Callable[[float, float], str]]] = {
-    "mean": ("mean", in_sds),
-    "sd": ("standard deviation", lambda value, se: f"{percent(value, '+.0f').removesuffix(' %')} ± {percent(se)}"),
-    "lower": ("lower 89 % limit", in_sds),
-    "upper": ("upper 89 % limit", in_sds),
+_MEASURES = {
+    "mean": "mean",
+    "sd": "standard deviation",
+    "lower": "lower 89 % limit",
+    "upper": "upper 89 % limit",
 }
+
+
+def in_figures(measure: str, value: float, se: float) -> str:
+    """Return a shift with its error: of a standard deviation in percent, else in posterior standard deviations."""
+    if measure == "sd":
+        return f"{percent(value, '+.0f').removesuffix(' %')} ± {percent(se)}"
+    return f"{value:+.2f} ± {se:.2f} sd"
 
 
 def _named(drift: Drift, layout: Layout | None, measure: str, columns: Indices) -> str:
@@ -518,7 +498,7 @@ def _named(drift: Drift, layout: Layout | None, measure: str, columns: Indices) 
     names = []
     for label, size, own in list(groups.values())[:N_NAMED]:
         more = f" and {len(own) - 1:,} more of {size:,}" if len(own) > 1 else ""
-        figures = _MEASURES[measure][1](float(estimates.value[own[0]]), float(estimates.se[own[0]]))
+        figures = in_figures(measure, float(estimates.value[own[0]]), float(estimates.se[own[0]]))
         names.append(f"{label}{more} ({figures})")
     if others := list(groups.values())[N_NAMED:]:
         n_more = sum(len(own) for *_, own in others)
@@ -532,7 +512,7 @@ def of_drift(context: Context, drift: Drift, seen: str) -> list[Condition]:
     for measure, columns in drift.off().items():
         names = _named(drift, context.layout, measure, columns)
         of = "q" if drift.functionals is None else drift.functionals.kind_of(columns)
-        said = f"the {_MEASURES[measure][0]} of {of} is off: {seen} in {names}"
+        said = f"the {_MEASURES[measure]} of {of} is off: {seen} in {names}"
         worst = abs(float(drift.measures[measure].value[columns[0]]))
         found.append(Condition(measure, worst, LIMITS[measure], said, cure=context.shape_cure()))
     return found
@@ -549,6 +529,8 @@ def _stuck(moved: Moved) -> bool:
 
 def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Condition]:
     """Say where moved draws tell nothing: of weighted draws, which have conditions of their own, that is no reason."""
+    if not_moved(moved) or (drift is not None and not _stuck(moved)):
+        return []
     if drift is None:
         said = "log p or its gradient is finite at too few draws of q to move them towards the posterior"
     else:
@@ -556,13 +538,10 @@ def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Co
             f"draws of q can hardly be moved towards the posterior (acceptance {moved.acceptance:.2f}): q is far from "
             "it, or log p has kinks or cliffs"
         )
-    against, acceptance = Against.NOTHING if context.is_pool else Against.RELIABLE, moved.acceptance
-    holds = drift is not None and not _stuck(moved)
-    return (
-        [Condition("acceptance", acceptance, LEAST_ACCEPTANCE, said, against, True, holds, context.shape_cure())]
-        if not holds
-        else []
-    )
+    against = Against.NOTHING if context.is_pool else Against.RELIABLE
+    return [
+        Condition("acceptance", moved.acceptance, LEAST_ACCEPTANCE, said, against, True, False, context.shape_cure())
+    ]
 
 
 # --- weights ---
@@ -700,14 +679,6 @@ class Budget:
     #: The same of importance weights.
     weights_cut: bool = False
 
-    def compared(self, wanted: int) -> int:
-        """Return how many log densities there are for symmetries: as many as wanted where nothing is cut."""
-        n = int(min(wanted, _OF_SYMMETRIES * self.n_gradients)) if self.cut else wanted
-        return n if n >= 2 * N_COMPARED else 0
-
-
-logger = logging.getLogger("pymc.ngvi")
-
 
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
@@ -740,7 +711,7 @@ def weighed(posterior: Posterior, n: int, rng: np.random.Generator) -> Array:
     return np.concatenate([q.log_weights(theta, density) for theta in draws_in_chunks(posterior, n, rng)])
 
 
-def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.random.Generator | None) -> Array:
+def log_ratio_of(posterior: Posterior, draws: int | None, rng: np.random.Generator | None) -> Array:
     """Return log p - log q at draws of q, (n_draws,).
 
     Without a generator, these belong to the fit: they are as many at least, and evaluated once for a q.
@@ -752,9 +723,9 @@ def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.ra
         with announced("Importance weights", n * costs_of(posterior).weight):
             return weighed(posterior, n, rng)
     n = n_own(posterior) if draws is None else draws
-    if kept.log_ratio is None or len(kept.log_ratio) < n:
-        kept.log_ratio = weighed(posterior, n, own_generator(posterior.record))
-    return kept.log_ratio
+    if posterior.log_ratio is None or len(posterior.log_ratio) < n:
+        posterior.log_ratio = weighed(posterior, n, own_generator(posterior.record))
+    return posterior.log_ratio
 
 
 def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
@@ -920,7 +891,7 @@ def diagnose(
     of_weights: np.random.Generator,
     rng: np.random.Generator,
     *,
-    kept: Kept | None = None,
+    is_of_fit: bool = False,
     thorough: bool = False,
 ) -> Diagnosis:
     """Make a diagnosis; log weights of the draws that belong to the fit are kept."""
@@ -932,7 +903,7 @@ def diagnose(
     costs = costs_of(posterior)
     with announced("Judging q", budget.n_weights * costs.weight + budget.n_gradients * costs.gradient):
         again = copy.deepcopy(of_weights)
-        weights, elbo, ratio = _weights_of(posterior, budget, of_weights, kept)
+        weights, elbo, ratio = _weights_of(posterior, budget, of_weights, is_of_fit=is_of_fit)
         often = _TRAJECTORIES ** (2 if thorough else 1)
         functionals = functionals_of(density, posterior.constrain)
         found = drifts_of(posterior, rng, often, budget, functionals)
@@ -986,17 +957,17 @@ def diagnose(
     )
 
 
-def standing_diagnosis(posterior: Posterior, kept: Kept) -> Diagnosis:
+def standing_diagnosis(posterior: Posterior) -> Diagnosis:
     """Return the diagnosis that belongs to the fit, made with seeds of its own; made once, unless q changes."""
-    if kept.diagnosis is None:
+    if posterior.diagnosis is None:
         with few_threads(posterior.density):
             rngs = own_generator(posterior.record), own_generator(posterior.record, WEIGHTS + 1)
-            kept.diagnosis = diagnose(posterior, budget_of(posterior), *rngs, kept=kept)
-    return kept.diagnosis
+            posterior.diagnosis = diagnose(posterior, budget_of(posterior), *rngs, is_of_fit=True)
+    return posterior.diagnosis
 
 
 def requested_diagnosis(
-    posterior: Posterior, kept: Kept, rng: np.random.Generator, draws: int | None, *, thorough: bool
+    posterior: Posterior, rng: np.random.Generator, draws: int | None, *, thorough: bool
 ) -> Diagnosis:
     """Return a diagnosis as `NGVIApproximation.diagnose` takes its arguments; the standing one without any.
 
@@ -1008,11 +979,11 @@ def requested_diagnosis(
         return _not_judged(posterior)
     posterior.check_weights()
     if draws is None and not thorough:
-        return standing_diagnosis(posterior, kept)
+        return standing_diagnosis(posterior)
     budget = full_budget(posterior, N_WEIGHED if draws is None else draws, thorough=thorough)
     with few_threads(posterior.density):
-        kept.diagnosis = diagnose(posterior, budget, rng, rng, thorough=thorough)
-    return kept.diagnosis
+        posterior.diagnosis = diagnose(posterior, budget, rng, rng, thorough=thorough)
+    return posterior.diagnosis
 
 
 def _not_judged(posterior: Posterior) -> Diagnosis:
@@ -1042,14 +1013,14 @@ def _not_judged(posterior: Posterior) -> Diagnosis:
 
 
 def _weights_of(
-    posterior: Posterior, budget: Budget, rng: np.random.Generator, kept: Kept | None
+    posterior: Posterior, budget: Budget, rng: np.random.Generator, *, is_of_fit: bool
 ) -> tuple[Weights, Elbo, Array]:
     """Return weights, the ELBO, and log weights of draws."""
     record, n, own = posterior.record, budget.n_weights, posterior.distribution.kept_log_weights()
     if own is not None or not n:
         weights = Weights(np.nan, np.nan, 0, 0) if own is None else weights_and_elbo(own)[0]
         return weights, Elbo(np.nan, np.nan) if record is None else record.elbo, np.empty(0)
-    ratio = weighed(posterior, n, rng) if kept is None else log_ratio_of(posterior, kept, n, None)
+    ratio = log_ratio_of(posterior, n, None) if is_of_fit else weighed(posterior, n, rng)
     return *weights_and_elbo(ratio), ratio
 
 
@@ -1081,8 +1052,10 @@ def _weighted_shifts(
 
 def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes, ...], int]:
     """Look for symmetries that q does not have; also return how many log densities that took."""
-    most, rng = budget.compared(MOST_EVALUATIONS), own_generator(posterior.record, WEIGHTS + 2)
-    if not most:
+    rng, most = own_generator(posterior.record, WEIGHTS + 2), MOST_EVALUATIONS
+    if budget.cut:
+        most = int(min(most, _OF_SYMMETRIES * budget.n_gradients))
+    if most < 2 * N_COMPARED:
         return (), 0
     q = posterior.distribution
     modes, n_compared = [distribution_of(mode) for mode in getattr(q.q, "in_modes", ())], 0
@@ -1099,8 +1072,8 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
 
 def _columns(drift: Drift | None, n_dim: int) -> dict[str, Array]:
     result, unknown = dict[str, Array](), Estimates(np.full(n_dim, np.nan), np.full(n_dim, np.nan))
-    for measure in ("mean", "sd", "skewness"):
-        known = unknown if drift is None else drift.measures.get(measure, unknown)
+    for measure in ("mean", "sd"):
+        known = unknown if drift is None else drift.measures[measure]
         result |= {f"{measure}_drift": known.value, f"{measure}_drift_se": known.se}
     return result
 

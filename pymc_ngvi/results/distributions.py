@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import warnings
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from pymc.backends.ndarray import NDArray as NDArrayTrace
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS
-from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.messages import listed, warn
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import FIXED_SEED, check_cov_size, check_draws
 from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Indices, Target, VariationalState
@@ -209,8 +208,6 @@ def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
 #: Dimensions up to which matched draws have the exact first two moments of their normals, and up to which components
 #: are pooled to one dense covariance.
 _MOST_MATCHED = 1_000
-#: Weights of a mixture that are shown, at most.
-_MAX_SHOWN = 6
 
 
 #: Of draws: statistics, (n_draws,) each, and attributes.
@@ -353,6 +350,10 @@ class Distribution:
     def plan(self, density: ModelDensity) -> MovePlan:
         """Return how its draws are moved towards the posterior."""
         whitens = self.gaussian
+        if isinstance(self.q, PushforwardState):  # draws are moved in the coordinates of the Gaussian
+            transform = cast(Conditional, self.q.transform)
+            target = ReparametrisedDensity(cast(LogDensity, density), transform)  # others are not reparametrised
+            return MovePlan(target, whitens, whitens.draws, coupled=True, transform=transform)
         return MovePlan(density, whitens, self.q.draws, coupled=whitens is self.q)
 
 
@@ -374,8 +375,7 @@ class MixtureDistribution(Distribution):
     @property
     def detail(self) -> str:
         """The weights, the largest first."""
-        largest = [f"{w:.2f}" for w in np.sort(self.q.weights)[::-1][:_MAX_SHOWN]]
-        return f"with weights {', '.join(largest)}{', ...' * (self.q.n_components > _MAX_SHOWN)}"
+        return f"with weights {listed(np.sort(self.q.weights)[::-1].tolist(), '{:.2f}')}"
 
     @functools.cached_property
     def gaussian(self) -> GaussianState:
@@ -408,20 +408,7 @@ class MixtureDistribution(Distribution):
         return worth_between(self.q, record.gaussian, density, n, rng).sentence()
 
 
-class PushforwardDistribution(Distribution):
-    """The image of a Gaussian: its draws are moved in the coordinates of that."""
-
-    def plan(self, density: ModelDensity) -> MovePlan:
-        """Move draws of the Gaussian, in its coordinates."""
-        transform = cast(Conditional, self.q.transform)
-        target = ReparametrisedDensity(cast(LogDensity, density), transform)  # others are not reparametrised
-        return MovePlan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
-
-
 distribution_of.register(MixtureState, MixtureDistribution)
-
-
-distribution_of.register(PushforwardState, PushforwardDistribution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -530,9 +517,9 @@ class LogMarginalLikelihood(NamedTuple):
 # --- what reports read: an approximate posterior as one value, whatever its distribution is ---
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Posterior:
-    """An approximate posterior of a model: a distribution, the model, and how the distribution was fitted."""
+    """An approximate posterior of a model: a distribution, the model, how it was fitted, and what reports have made."""
 
     distribution: Distribution
     #: log p of the model, and its layout.
@@ -545,6 +532,12 @@ class Posterior:
     data: DataSnapshot | None = None
     #: Whether draws have the unconstrained variables, too.
     include_transformed: bool = False
+    #: Importance weights of draws that belong to the fit; shape (n_draws,), optional.
+    log_ratio: Array | None = None
+    #: The last `Diagnosis`, if any.
+    diagnosis: Any = None
+    #: Evaluates the variables that were named last.
+    narrow: Constrainer | None = None
 
     @property
     def kind(self) -> str:
@@ -590,11 +583,9 @@ class Posterior:
         """Return unconstrained draws, (n, n_dim); warn where some are NaN."""
         theta = self.distribution.draw(n, rng)
         if lost := int(np.isnan(theta).any(axis=1).sum()):
-            warnings.warn(
+            warn(
                 f"{lost:,} of {n:,} draws are NaN: given their global parameters, no conditional mode of the group "
-                "effects was found. Fit without reparam, or leave these draws out.",
-                UserWarning,
-                skip_file_prefixes=OURS,
+                "effects was found. Fit without reparam, or leave these draws out."
             )
         return theta
 
@@ -641,12 +632,10 @@ class Posterior:
     def warn_of_changed_data(self) -> None:
         """Warn where draws of two kinds of variables are about different data."""
         if said := self.of_changed_data():
-            warnings.warn(
+            warn(
                 f"{said}: draws of free variables are those given the data of the fit, but Deterministics, "
                 "observed_data and constant_data are of the data as they are now. Draw before pm.set_data, or fit "
-                "again.",
-                UserWarning,
-                skip_file_prefixes=OURS,
+                "again."
             )
 
     @contextlib.contextmanager

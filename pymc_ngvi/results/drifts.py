@@ -619,7 +619,7 @@ def equal_modes(
     for family in families:
         if id(family) in promising and _is_new(family, kept):
             kept.append((family, [comparison.image(member) for member in family.members]))
-    return tuple(_counted(kept, layout.n_dim)), comparison.n_log_p
+    return tuple(_counted(kept)), comparison.n_log_p
 
 
 #: Whether a candidate that maps q elsewhere is a symmetry of log p; None where it maps q into itself.
@@ -673,34 +673,17 @@ def _equal(one: Array, other: Array | float) -> Bools:
     return np.abs(one - other) <= _ROUNDING * (1.0 + np.abs(other))
 
 
-def _counted(kept: list[tuple[SymmetryFamily, list[_Image]]], n_dim: int) -> list[EqualModes]:
+def _counted(kept: list[tuple[SymmetryFamily, list[_Image]]]) -> list[EqualModes]:
     """Return how many equal modes each symmetry makes; signs that follow from others, or that q has, make none."""
-    result, basis = [], set[int]()
-
-    def add(family: SymmetryFamily, images: list[_Image], which: _Image) -> int:
-        before = len(basis)
-        for member in (m for m, image in zip(family.members, images, strict=True) if image is which):
-            _add_signs(basis, member(np.ones((1, n_dim)))[0] < 0.0)
-        return len(basis) - before
-
-    for family, images in kept:
-        if family.kind == "sign":
-            add(family, images, None)
-    for family, images in kept:
-        number = _orders(images) if family.kind == "labels" else 2 ** add(family, images, True)
-        if number > 1:
-            by_label = family.kind == "sign" and len(family.members) > 1
-            result.append(EqualModes(family.kind, family.names, number, by_label))
+    result, known = [], set[str]()
+    for family, images in kept:  # those of few variables first
+        is_sign = family.kind == "sign"
+        number = 2 ** images.count(True) if is_sign else _orders(images)
+        if number > 1 and not (is_sign and known.issuperset(family.names)):
+            result.append(EqualModes(family.kind, family.names, number, is_sign and len(family.members) > 1))
+        if is_sign and images.count(False) < len(images):
+            known.update(family.names)
     return result
-
-
-def _add_signs(basis: set[int], negative: Bools) -> None:
-    """Add a set of coordinates that change signs to a basis of such sets, unless it is a product of those there."""
-    bits = int.from_bytes(np.packbits(negative).tobytes())
-    for other in sorted(basis, reverse=True):
-        bits = min(bits, bits ^ other)
-    if bits:
-        basis.add(bits)
 
 
 def _orders(images: list[_Image]) -> int:

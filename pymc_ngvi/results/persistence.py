@@ -95,13 +95,13 @@ def reading(path: str | os.PathLike[str]) -> Iterator[xr.DataTree]:
 
 
 def _check_is_whole(name: str, item: h5py.Group | h5py.Dataset) -> None:
-    """Raise DamagedError where a part of a file would be read from elsewhere, such as from another file."""
+    """Raise ValueError where a part of a file would be read from elsewhere, such as from another file."""
     if isinstance(item, h5py.Group):
         names = [key for key in item if not isinstance(item.get(key, getlink=True), h5py.HardLink)]
     else:
         names = [name] if item.external or item.is_virtual else []
     if names:
-        raise DamagedError(f"{names[0]!r} is a link to what is elsewhere, which is never followed")
+        raise ValueError(f"{names[0]!r} is a link to what is elsewhere, which is never followed")
 
 
 #: A value as JSON; what files hold, by name.
@@ -113,10 +113,6 @@ _NUMBERS = frozenset(
 )
 #: Arrays of other types (text, dates) go into the JSON; so do those of few elements, where the encoder is told so.
 _FEW = 64
-
-
-class DamagedError(ValueError):
-    """The content of a file is not what this package writes."""
 
 
 class UnknownTagError(ValueError):
@@ -219,18 +215,18 @@ class Decoder:
             case {"enum": tag, "of": name}:
                 cls = _with_tag(tag).cls
                 if not issubclass(cls, Enum) or name not in cls.__members__:
-                    raise DamagedError(f"it names {name!r} of {tag!r}, which does not exist")
+                    raise ValueError(f"it names {name!r} of {tag!r}, which does not exist")
                 return cls[name]
             case {"class": tag, "of": fields}:
                 entry = _with_tag(tag)
                 if issubclass(entry.cls, Enum):
-                    raise DamagedError(f"it makes a {tag} of fields")
+                    raise ValueError(f"it makes a {tag} of fields")
                 return entry.make(**{str(k): self.decode(v) for k, v in fields.items()})
             case {"dtype": _}:
                 return self._array(form)
             case dict():
-                raise DamagedError(f"it holds a value of unknown kind, {sorted(form)}")
-        raise DamagedError(f"it holds {form!r}")
+                raise ValueError(f"it holds a value of unknown kind, {sorted(form)}")
+        raise ValueError(f"it holds {form!r}")
 
     def _array(self, form: Content) -> object:
         dtype = _dtype(form["dtype"])
@@ -242,7 +238,7 @@ class Decoder:
         path = form["array"]
         if path not in self._made:
             if path not in self._arrays:
-                raise DamagedError(f"it has no array {path!r}")
+                raise ValueError(f"it has no array {path!r}")
             stored = self._arrays[path]
             stored = stored.view(np.bool_) if dtype == np.bool_ and stored.dtype == np.uint8 else stored
             stored = np.ascontiguousarray(stored.astype(dtype, copy=False)).reshape(stored.shape)
@@ -260,7 +256,7 @@ def _entry_of(cls: type, path: str) -> Stored:
 def _with_tag(tag: object) -> Stored:
     """Return the class that has a tag."""
     if not isinstance(tag, str):
-        raise DamagedError(f"it has {tag!r} where the name of a class should be")
+        raise ValueError(f"it has {tag!r} where the name of a class should be")
     entry = with_tag(tag)
     if entry is None:
         raise UnknownTagError(f"it holds a {tag!r}, which this version does not know")
@@ -270,7 +266,7 @@ def _with_tag(tag: object) -> Stored:
 def _dtype(name: object) -> np.dtype:
     dated = isinstance(name, str) and name.startswith(("<M8", "<m8"))
     if not isinstance(name, str) or (name not in (*_NUMBERS, "str", "object") and not dated):
-        raise DamagedError(f"it has an array of type {name!r}")
+        raise ValueError(f"it has an array of type {name!r}")
     return np.dtype(name)
 
 
@@ -332,8 +328,7 @@ def _labels(labels: NDArray[np.generic]) -> str:
 
 def data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
     """Return each observed variable and each ``pm.Data`` of a model, by name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of observations that are a graph, such as minibatches: their data have a name
+    with warnings.catch_warnings(action="ignore"):  # of observations that are a graph, such as minibatches, named below
         observed = find_observations(model)
     named = {name: v.get_value(borrow=True) for name, v in data_in(model).items()}
     return {**observed, **named}
@@ -342,11 +337,7 @@ def data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
 def digest(values: ArrayLike) -> str:
     """Return a digest of numbers, whatever their type, or of labels."""
     array = np.asarray(values)
-    if array.dtype.kind in "biuf":
-        content = np.ascontiguousarray(array, dtype=np.float64).tobytes()
-    else:
-        content = repr(array.tolist()).encode()
-    return hashlib.sha256(repr(array.shape).encode() + content).hexdigest()
+    return digest_of({"": array.astype(np.float64 if array.dtype.kind in "biuf" else object)})
 
 
 class SavedData(DataSnapshot):
@@ -444,10 +435,10 @@ def content_of_tree(tree: xr.DataTree, name: str) -> tuple[Content, Content | No
 
 
 def _check_types(content: Content, types: Mapping[str, type | UnionType]) -> None:
-    """Raise DamagedError where something is not of the type that is written."""
+    """Raise ValueError where something is not of the type that is written."""
     for name, kind in types.items():
         if not isinstance(content[name], kind):
-            raise DamagedError(f"what it has as {name!r} is something else")
+            raise ValueError(f"what it has as {name!r} is something else")
 
 
 @contextlib.contextmanager
@@ -497,7 +488,7 @@ def _content_of(group: xr.DataTree | xr.DataArray) -> Content:
     variables = cast(xr.DataTree, group).to_dataset().variables
     arrays = {str(name): np.asarray(variable.values) for name, variable in variables.items()}
     if group.attrs.get(_DIGEST) != digest_of(arrays):
-        raise DamagedError("its numbers are not those that were written")
+        raise ValueError("its numbers are not those that were written")
     listed = json.loads(arrays.pop(_JSON).astype(np.uint8).tobytes())
     decode = Decoder(arrays).decode
     return {str(name): decode(form) for name, form in listed.items()}
@@ -560,17 +551,17 @@ def q_of(content: Content, density: ModelDensity) -> VariationalState:
     if hasattr(entry.cls, "of_content"):
         return entry.cls.of_content(params["content"], density)
     if tag not in _STATES:
-        raise DamagedError(f"q is a {tag!r}, which is none")
+        raise ValueError(f"q is a {tag!r}, which is none")
     kind = _STATES[tag]
     reparam, structure = (params.pop(name, None) for name in ("reparam", "structure"))
     q = kind.of_arrays(params)
     theta = q.draws(np.full((1, density.n_dim + q.n_uniform), 0.5))
     if q.n_dim != density.n_dim or theta.shape != (1, density.n_dim) or not np.isfinite(q.log_density(theta)).all():
-        raise DamagedError("the arrays of q don't go together")
+        raise ValueError("the arrays of q don't go together")
     if reparam is None:
         return q
     if not isinstance(density, LogDensity):
-        raise DamagedError("its q is relative to the modes of groups, and the data of these are given in shards")
+        raise ValueError("its q is relative to the modes of groups, and the data of these are given in shards")
     return PushforwardState(q, reparametrised(density, structure, reparam).transform)
 
 
@@ -585,7 +576,7 @@ def restored_generator(state: Content | None) -> np.random.Generator | None:
     if state is None:
         return None
     if state["bit_generator"] not in _GENERATORS:
-        raise DamagedError(f"it names a generator {state['bit_generator']!r}")
+        raise ValueError(f"it names a generator {state['bit_generator']!r}")
     bits = getattr(np.random, state["bit_generator"])()
     bits.state = state
     return np.random.Generator(bits)

@@ -188,7 +188,8 @@ def _limits(elbos: Array, last: float) -> tuple[float, float]:
     return float(low - margin), float(high + margin)
 
 
-#: Points along a curve; beyond weights that hardly differ, and beyond all draws, a factor.
+#: Points along a curve; beyond weights that hardly differ, and beyond all draws, a factor; standard deviations of each
+#: component that axes reach to.
 _N_POINTS, _ROOM = 200, 3.0
 
 
@@ -462,8 +463,6 @@ def _paired(columns: dict[str, tuple[Array, Array]]) -> dict[str, xr.DataTree]:
 N_COORDINATES = 6
 #: Told apart by colour-blind readers, too.
 _HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#5e3c99")
-#: Standard deviations of each component that the axes reach to.
-_REACH = 3.2
 
 
 def plot_components(
@@ -531,7 +530,7 @@ def plot_components(
     covs = [MixtureState.of([c]).cov_block(index) for c in q.components]
     hues = [_HUES[c % len(_HUES)] for c in range(q.n_components)]
     owner = np.argmax(q.responsibilities(draws), axis=1) if len(draws) else np.empty(0, dtype=np.intp)
-    limits = np.stack([(means - _REACH * sds).min(axis=0), (means + _REACH * sds).max(axis=0)], axis=1)
+    limits = np.stack([(means - _ROOM * sds).min(axis=0), (means + _ROOM * sds).max(axis=0)], axis=1)
     if figure is None:
         figure = pyplot.figure(figsize=(2 * n + 2, 2 * n + 2) if n > 1 else None, layout="constrained")
     axes = figure.subplots(n, n, squeeze=False)
@@ -548,13 +547,12 @@ def plot_components(
             ax.set(ylim=(0.0, None), yticks=[])
         else:
             densities, at = np.empty((0, 0)), np.ix_([j, i], [j, i])
-            ax.scatter(*draws[:, index[[j, i]]].T, c=np.take(hues, owner), s=5, alpha=0.35, linewidths=0)
+            ax.scatter(*draws[:, index[[j, i]]].T, c=np.take(hues, owner), s=2, alpha=0.5, linewidths=0)
             ax.set(ylim=limits[i], ylabel=layout.label(int(index[i])))
         for c, hue in enumerate(hues):
             for line in [np.stack([x, densities[c]], axis=1)] if i == j else _ellipses(means[c, [j, i]], covs[c][at]):
                 ax.plot(*line.T, color=hue)
         ax.set(xlim=limits[j], xlabel=layout.label(int(index[j])))
-        ax.locator_params(nbins=4)
         ax.label_outer()
     title = "Components of q: weights\nunconstrained scale" + "\nellipses: 50 % and 95 %" * (n > 1)
     title += f"\n{n} of {n_of:,} coordinates:\nwhere components differ most" * (n < n_of)

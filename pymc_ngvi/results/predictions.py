@@ -1,7 +1,6 @@
 """Predictions for new data, and averages of them: contrasts, and slopes."""
 
 import functools
-import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -17,7 +16,7 @@ from numpy.typing import ArrayLike
 from pymc.backends.arviz import find_observations
 from scipy import sparse
 
-from pymc_ngvi.core.messages import OURS, checked_names, listed, shortened, suggestion
+from pymc_ngvi.core.messages import checked_names, listed, shortened, suggestion, warn
 from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
@@ -340,9 +339,11 @@ def _axes(n: int) -> str:
     return f"{n} {'axis' if n == 1 else 'axes'}"
 
 
-def not_settable(model: pm.Model, name: object, data: list[str], option: str = "new_data") -> str:
-    """Return why something can't be given new values."""
-    if name in {rv.name for rv in model.observed_RVs}:
+def not_settable(
+    model: pm.Model, name: object, data: Sequence[str], option: str = "new_data", kind: str = "no pm.Data"
+) -> str:
+    """Return why something can't be given new values, which ``data`` can; ``kind``: what it is not."""
+    if name in {rv.name for rv in model.observed_RVs}.difference(data):
         return f"{option} has {name!r}, which is observed: it is what predictions are of. Leave it out."
     if not data:
         return (
@@ -350,7 +351,7 @@ def not_settable(model: pm.Model, name: object, data: list[str], option: str = "
             "predictors pm.Data, and fit it again."
         )
     if name in model.named_vars or name in model.coords:
-        return f"{option} has {name!r}, which is no pm.Data. Those of the model are {quoted(sorted(data))}."
+        return f"{option} has {name!r}, which is {kind}. Those of the model are {quoted(sorted(data))}."
     return f"{option} has {name!r}, which the model has not: {suggestion(name, [*data, *model.coords])}"
 
 
@@ -408,11 +409,7 @@ class Treatments:
                 found[rv.name] = self._observed(rv, shapes[rv.name])
         said = sorted(name for name in self.drawn if self.graph.is_in_potential(self.graph.model[name]))
         if said:
-            warnings.warn(
-                f"New elements of {quoted(said)} are drawn without regard to the Potentials that depend on these.",
-                UserWarning,
-                skip_file_prefixes=OURS,
-            )
+            warn(f"New elements of {quoted(said)} are drawn without regard to the Potentials that depend on these.")
         return found
 
     @property

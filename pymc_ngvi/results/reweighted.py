@@ -1,9 +1,9 @@
 """The posterior with another log p, from its draws by weights: corrected, under other priors, or given new rows."""
 
 import contextlib
+import copy
 import functools
 import math
-import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from scipy.sparse import csgraph
 from scipy.special import softmax
 
 from pymc_ngvi.core.importance import Estimate, Weights, khat_limit, log_mean, weigh
-from pymc_ngvi.core.messages import OURS, listed, shortened
+from pymc_ngvi.core.messages import listed, shortened, warn
 from pymc_ngvi.core.prices import rounded_up
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MOST_NUMBERS, N_SHOWN, seed_of
 from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
@@ -60,18 +60,6 @@ _NEARLY = 0.9
 #: Nats below the heaviest draw where a log weight has no digits left for what another log p, as low there, makes of it.
 _NO_DIGITS = 1e9
 _RICHER = "Fit a richer family (family='mixture', 'student_t'), reparametrise, or use pm.sample."
-
-
-class ElsewhereDensity:
-    """Log p that is that of other draws: only rows and data of its model are of use."""
-
-    def __init__(self, density: ModelDensity, why_in_part: str) -> None:
-        self._density, self.why_in_part = density, why_in_part
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_density":  # of a copy that has no attributes yet
-            raise AttributeError(name)
-        return getattr(self._density, name)
 
 
 class Weighted(NamedTuple):
@@ -119,7 +107,7 @@ def weighted(
             cure = f"Take more draws, draws={needed:_}; or {cure[0].lower()}{cure[1:]}"
         checks = replace(checks, cure=cure)
     if not checks.is_reliable:
-        warnings.warn(str(checks), UserWarning, skip_file_prefixes=OURS)
+        warn(str(checks))
     mass = change if checks.weights_help and before is not None else Estimate(math.nan, math.nan)
     rest, plan = WeightedDraws(checks, mass, before), q.plan(posterior.density)
     is_as_before = theta is None and plan.transform is None
@@ -220,7 +208,8 @@ def reweighted(posterior: Posterior, priors: Mapping[str, Any], draws: int, rng:
         doubts = (*new.missed(made.theta, before, weights, seed_of(rng)), *doubts)
         if old.is_sharded or old.is_streamed:
             where = "shards that are built with" if old.is_sharded else "the stream with a model that has"
-            density: Any = ElsewhereDensity(old, "its priors are others than those of the models of its data")
+            density: ModelDensity = copy.copy(old)
+            density.elsewhere = "its priors are others than those of the models of its data"
             cure = f"Fit {where} these priors."
         else:
             density = LogDensity(new.changed_model, backend=old.backend, checks_derivatives=False)
@@ -876,9 +865,9 @@ def _with_all_rows(
         of_bambi, frame = rows.of_bambi
         frame = pd.concat([of_bambi._response_component.response.data, frame]) if has_rows else frame
         model = rows_of_bambi(posterior, of_bambi, frame, observed=True).model
-    density: Any = LogDensity(model, backend=posterior.density.backend, checks_derivatives=False)
+    density = LogDensity(model, backend=posterior.density.backend, checks_derivatives=False)
     if not has_rows:
-        density = ElsewhereDensity(density, "the rows of the fit are not there")
+        density.elsewhere = "the rows of the fit are not there"
     if has_rows and density.layout.variables == posterior.layout.variables:
         return density, None
     old, free = {v.name: v for v in posterior.layout.variables}, rows.free(theta)

@@ -1,6 +1,5 @@
 """Draws of an approximate posterior, weighted or not: as traces of PyMC, as trees of xarray, and as moments."""
 
-import logging
 import warnings
 
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ from pymc.backends.base import MultiTrace
 from pymc.step_methods.hmc import quadpotential
 from pymc.variational.opvi import VIState
 
-from pymc_ngvi.core.draws import chunks
-from pymc_ngvi.core.messages import checked_names
+from pymc_ngvi.core.messages import checked_names, logger
 from pymc_ngvi.core.sizes import (
     FIXED_SEED,
+    HELD,
     MAX_DENSE_DIM,
     N_REWEIGHTED,
     N_WEIGHED,
@@ -36,7 +35,6 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
 from pymc_ngvi.density.observed_rows import ObservedLogp, observed_logp
 from pymc_ngvi.moves.posterior import MovedDraws
-from pymc_ngvi.results.diagnosis import Kept
 from pymc_ngvi.results.distributions import (
     Posterior,
     axes_of,
@@ -64,16 +62,10 @@ def constrained_state(posterior: Posterior) -> VIState:
     q, layout, model = posterior.distribution, posterior.layout, posterior.model
     constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(FIXED_SEED)
     names = [rv.name for rv in model.free_RVs]
-    values, unconstrained_sd, n = constrainer(q.mean()[None]), layout.unflatten(q.sd()), 0
-    sums = {name: np.zeros((2, *values[name].shape[1:])) for name in names}
-    for size in chunks(N_REWEIGHTED, layout.n_dim):
-        theta = posterior.draw(size, rng)
-        draws = constrainer(theta[np.isfinite(theta).all(axis=1)])  # there are draws that q could not make
-        n += len(draws[names[0]])
-        for name in names:
-            apart = draws[name] - values[name]
-            sums[name] += np.stack([apart.sum(axis=0), (apart**2).sum(axis=0)])
-    sd = {name: np.sqrt((square - total**2 / n) / (n - 1.0)) for name, (total, square) in sums.items()}
+    values, unconstrained_sd = constrainer(q.mean()[None]), layout.unflatten(q.sd())
+    theta = posterior.draw(min(N_REWEIGHTED, max(HELD // layout.n_dim, 2)), rng)
+    draws = constrainer(theta[np.isfinite(theta).all(axis=1)])  # there are draws that q could not make
+    sd = {name: draws[name].std(axis=0, ddof=1) for name in names}
     sd |= {name: unconstrained_sd[name] for name in names if name in unconstrained_sd}
     mean_set = constrained_dataset(model, {n: values[n][0] for n in names})
     sd_set = constrained_dataset(model, sd)
@@ -85,7 +77,6 @@ def constrained_state(posterior: Posterior) -> VIState:
 
 # --- draws of an approximate posterior as traces of PyMC and trees of xarray ---
 
-logger = logging.getLogger("pymc.ngvi")
 
 #: Names of variables, or one of them; None for all.
 type Names = str | Sequence[str] | None
@@ -99,7 +90,6 @@ _OF_DRAWS = ("chains", "var_names", "importance", "include_transformed", "log_p"
 
 def sample_trace(
     posterior: Posterior,
-    kept: Kept,
     draws: int,
     rng: np.random.Generator,
     *,
@@ -118,7 +108,7 @@ def sample_trace(
         posterior.record.refuse_diverged()
     q = posterior.distribution
     transformed = posterior.include_transformed if include_transformed is None else include_transformed
-    constrain, names = _constrainer(posterior, kept, var_names, transformed=transformed, with_batches=with_batches)
+    constrain, names = _constrainer(posterior, var_names, transformed=transformed, with_batches=with_batches)
     n, stats, attrs = check_draws(draws) * check_chains(chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
     if importance is None:
         theta = posterior.draw(n, rng)
@@ -168,7 +158,6 @@ def _by_importance(
 
 def sample_tree(
     posterior: Posterior,
-    kept: Kept,
     draws: int,
     rng: np.random.Generator,
     *,
@@ -186,7 +175,7 @@ def sample_tree(
     observed = [str(rv.name) for rv in model.observed_RVs] if asked else []
     names = observed and checked_names(None if isinstance(asked, bool) else asked, observed, option="log_likelihood")
     rows = [observed_logp(posterior.density, name, by_rows=False) for name in names]
-    trace, attrs, theta = sample_trace(posterior, kept, draws, rng, **how)
+    trace, attrs, theta = sample_trace(posterior, draws, rng, **how)
     more = dict(posterior.distribution.groups(posterior.layout))
     if rows:
         more["log_likelihood"] = xr.Dataset({of.name: _by_row(model, of, theta, trace.nchains) for of in rows})
@@ -234,7 +223,7 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
 
 
 def _constrainer(
-    posterior: Posterior, kept: Kept, var_names: Names, *, transformed: bool, with_batches: bool
+    posterior: Posterior, var_names: Names, *, transformed: bool, with_batches: bool
 ) -> tuple[Constrainer, frozenset[str] | None]:
     """Return what evaluates the named variables but for discrete ones, and the names; None for all of them."""
     left_out = frozenset() if with_batches else of_batches(posterior.density.model)
@@ -254,9 +243,9 @@ def _constrainer(
         names |= {values[name] for name in names & values.keys()}
     # Discrete variables are drawn given all others.
     evaluated = names if names.isdisjoint(discrete) else names.difference(discrete).union(values)
-    if kept.narrow is None or kept.narrow.names != evaluated:
-        kept.narrow = Constrainer.of(posterior.density, names=evaluated)
-    return kept.narrow, names
+    if posterior.narrow is None or posterior.narrow.names != evaluated:
+        posterior.narrow = Constrainer.of(posterior.density, names=evaluated)
+    return posterior.narrow, names
 
 
 #: How many of the first draws of tuning the covariance of q counts for: as with PyMC's ``init="advi+adapt_diag"``.

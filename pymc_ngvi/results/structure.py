@@ -20,8 +20,6 @@ from pymc_ngvi.graphs.layout import Layout
 
 # --- the rows of a model in words: how many, of which variable, and functions of what ---
 
-#: Names in a list, at most.
-_N_IN_WORDS = 6
 #: Share of entries from which on X is called dense, and at most of a Hessian that is not.
 _DENSE = 0.999
 
@@ -68,7 +66,7 @@ def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[str]:
         names = list(dict.fromkeys(f"`{kind.variable}`" for kind in alone))
         prior = "prior" if len(names) == 1 else "priors"
         n = sum(kind.n for kind in alone)
-        words.append(f"{count(n, 'row')} of the {prior} of {_in_words(names)}, each a function of one coordinate")
+        words.append(f"{count(n, 'row')} of the {prior} of {_listed(names, 'and')}, each a function of one coordinate")
     return words
 
 
@@ -102,14 +100,14 @@ def _predictors(kind: RowKind, layout: Layout) -> str:
             own[label, f"linear in {names}"] += 1
     parts = [one if n == 1 else f"{n} {several}" for (one, several), n in own.items()]
     if shared:
-        parts.append(f"{_in_words(shared)}, shared by all" if kind.n > 1 else _in_words(shared))
+        parts.append(f"{_listed(shared, 'and')}, shared by all" if kind.n > 1 else _listed(shared, "and"))
     return "; ".join(parts)
 
 
 def _names(predictor: PredictorKind, layout: Layout) -> str:
     at = predictor.coordinates
     inside = (v for v in layout.variables if np.any((at >= v.where.start) & (at < v.where.stop)))
-    return _in_words([f"`{v.value_name}`" for v in inside])
+    return _listed([f"`{v.value_name}`" for v in inside], "and")
 
 
 def _matrix(rows: ModelRows) -> str:
@@ -127,15 +125,11 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
-def _in_words(words: Sequence[str]) -> str:
-    return _listed(words, "and", _N_IN_WORDS)
-
-
 # --- what a model is made of, in words and as a table: the border, the blocks, the rows, and whose they are ---
 
 
-#: Names and groups of blocks listed at most.
-_N_NAMES, _N_GROUPS = 8, 4
+#: Groups of blocks listed at most.
+_N_GROUPS = 4
 #: Part of the coordinates in blocks, below which there is nothing to say of these.
 _LEAST_LOCAL = 0.1
 
@@ -359,9 +353,13 @@ def _range(sizes: Indices) -> str:
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def _listed(words: Sequence[str], last: str = "", most: int = _N_NAMES) -> str:
+#: Words in a list, at most.
+_N_NAMES = 8
+
+
+def _listed(words: Sequence[str], last: str = "") -> str:
     """Join words by commas, the last one by a word of its own; of many, the first few."""
     shown = list(words)
-    if len(shown) > most:
-        shown, last = [*shown[: most - 1], f"{len(shown) - most + 1} more"], "and"
+    if len(shown) > _N_NAMES:
+        shown, last = [*shown[: _N_NAMES - 1], f"{len(shown) - _N_NAMES + 1} more"], "and"
     return f" {last} ".join([", ".join(shown[:-1]), shown[-1]]) if last and len(shown) > 1 else ", ".join(shown)

@@ -26,7 +26,6 @@ from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState, evenly_picked
 from pymc_ngvi.marginal.trees import SAID_ERROR
 from pymc_ngvi.reading.roles import Grouping, Roles, top_level_priors
 from pymc_ngvi.results.diagnosis import (
-    Kept,
     budget_of,
     log_ratio_of,
     own_generator,
@@ -47,7 +46,7 @@ from pymc_ngvi.results.sampling import Names, sample_tree
 
 
 def verdict_on(
-    posterior: Posterior, kept: Kept, verdict: Verdict, khat_draws: int | None, rng: np.random.Generator
+    posterior: Posterior, verdict: Verdict, khat_draws: int | None, rng: np.random.Generator
 ) -> tuple[tuple[str, ...], float | None]:
     """Return the sentences above the table of a summary, and k-hat."""
     record, seed, q, weights = posterior.record, seed_of(rng), posterior.distribution, None
@@ -60,7 +59,7 @@ def verdict_on(
         n = budget_of(posterior).n_weights if of_fit else khat_draws
         if n or weighted:
             new = None if of_fit else np.random.default_rng(seed)
-            weights = weights_and_elbo(log_ratio_of(posterior, kept, n, new))[0]
+            weights = weights_and_elbo(log_ratio_of(posterior, n, new))[0]
         if weights is not None and not weighted:
             again = own_generator(record) if of_fit else np.random.default_rng(seed)
             remark = q.remark(posterior.density, record, weights.n_draws, again)
@@ -220,19 +219,16 @@ def _is_correlation(draws: xr.DataArray) -> bool:
 
 
 def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
-    draws = draws.transpose(*_SAMPLE, ...)
-    later, earlier = np.tril_indices(draws.shape[2], -1)
-    rows, cols = (
-        np.asarray(draws[dim].values if dim in draws.coords else range(draws.sizes[dim])) for dim in draws.dims[2:]
-    )
-    pairs = [f"{cols[j]}, {rows[i]}" for i, j in zip(later, earlier, strict=True)]
-    dim = f"{draws.name}_pair"
-    values = draws.to_numpy()[:, :, later, earlier]
-    coords = {d: draws.coords[d] for d in _SAMPLE if d in draws.coords}
-    return xr.DataArray(values, dims=(*_SAMPLE, dim), coords={**coords, dim: pairs}, name=draws.name)
+    """Return the correlations below the diagonal of a matrix, each named by its row and its column."""
+    rows, columns = (draws.get_index(dim) for dim in draws.dims if dim not in _SAMPLE)
+    dim, (later, earlier) = f"{draws.name}_pair", np.tril_indices(len(rows), -1)
+    found = draws.isel({rows.name: xr.DataArray(later, dims=dim), columns.name: xr.DataArray(earlier, dims=dim)})
+    pairs = [f"{columns[j]}, {rows[i]}" for i, j in zip(later, earlier, strict=True)]
+    return found.drop_vars([rows.name, columns.name], errors="ignore").assign_coords({dim: pairs})
 
 
 # --- what a fit says of itself and of the parameters, as a text and a table ---
+
 
 #: Rows of the table that a summary prints, about; ``table`` has them all.
 _MAX_ROWS = 60
@@ -312,7 +308,6 @@ def paragraphs(lines: tuple[str, ...]) -> str:
 
 def summarise(
     posterior: Posterior,
-    kept: Kept,
     verdict: Verdict,
     draws: int,
     rng: np.random.Generator,
@@ -328,16 +323,17 @@ def summarise(
         if posterior.include_transformed:
             valid += [v.value_name for v in posterior.layout.variables]
         names = [given] if isinstance(given, str) else given
-        checked_names([name for name in names if name.removeprefix("~") not in valid] or valid, valid)
+        if unknown := [name for name in names if name.removeprefix("~") not in valid]:
+            checked_names(unknown, valid)
     with posterior.with_data_of_fit():
-        made = summary_of_draws(posterior, kept, draws, rng, group_effects, options)
-    lines, khat = verdict_on(posterior, kept, verdict, khat_draws, rng)
+        made = summary_of_draws(posterior, draws, rng, group_effects, options)
+    lines, khat = verdict_on(posterior, verdict, khat_draws, rng)
     if said := posterior.of_changed_data():
         lines = (f"{said}: this is the posterior given those of the fit.", *lines)
     return replace(made, lines=lines, khat=khat)
 
 
-def card_of(posterior: Posterior, kept: Kept) -> str:
+def card_of(posterior: Posterior) -> str:
     """Return an approximation as notebooks show it, as HTML that takes no evaluation of log p.
 
     How the fit ended, the verdict, the table of parameters.
@@ -345,7 +341,7 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
     record, n_dim, table = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
     if n_dim <= MAX_COV_DIM:
         with posterior.with_data_of_fit():
-            made = summary_of_draws(posterior, kept, N_PREDICTED, np.random.default_rng(FIXED_SEED), False, {})
+            made = summary_of_draws(posterior, N_PREDICTED, np.random.default_rng(FIXED_SEED), False, {})
         table = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
     outcome, lines = "Not fitted", [NOT_TESTED.headline]
@@ -419,7 +415,6 @@ class Planned:
 
 def summary_of_draws(
     posterior: Posterior,
-    kept: Kept,
     draws: int,
     rng: np.random.Generator,
     group_effects: bool,
@@ -432,14 +427,14 @@ def summary_of_draws(
     chosen = any(options.get(name) is not None for name in ("var_names", "filter_vars", "coords", "group", "fmt"))
     options = {"kind": "stats", **options}
     if chosen:
-        tree = sample_tree(posterior, kept, draws, rng)
+        tree = sample_tree(posterior, draws, rng)
         tree["posterior"] = xr.DataTree(in_numbers(tree["posterior"].to_dataset()))
         table = table_of(tree, **options)
         sections = {"": table} if options.get("fmt", "wide") == "wide" else {}
         return Summary((), table, None, sections, (), by_sd)
     planned = Planned.of(posterior, group_effects=group_effects)
     wide = draws * sum(planned.sizes.values()) > HELD
-    tree = sample_tree(posterior, kept, draws, rng, var_names=planned.names if wide else None)
+    tree = sample_tree(posterior, draws, rng, var_names=planned.names if wide else None)
     shown, where = planned.arranged(in_numbers(tree["posterior"].to_dataset()))
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}

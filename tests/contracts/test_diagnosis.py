@@ -20,7 +20,7 @@ import pymc_ngvi
 
 from pymc_ngvi import LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core.importance import Weights
-from pymc_ngvi.families import DiagonalState
+from pymc_ngvi.families import DiagonalState, traits_of
 from pymc_ngvi.fitting.record import OtherMode
 from pymc_ngvi.results.diagnosis import Context, context_of, findings_of, other_modes
 from pymc_ngvi.results.distributions import distribution_of
@@ -163,7 +163,8 @@ def test_a_posterior_without_a_draw_of_finite_density_is_no_error(gaussian):
     ],
 )
 def test_cures_go_with_what_the_model_is(family, groups, has_hessian, expected, absent, gaussian):
-    cure = Context(gaussian.layout, None, family, groups, has_hessian).shape_cure()
+    relative = family == "pushforward"
+    cure = Context(gaussian.layout, None, traits_of(family), groups, has_hessian, relative=relative).shape_cure()
     assert all(word in cure for word in expected)
     assert not any(word in cure for word in absent)
 
@@ -204,7 +205,12 @@ def test_an_exact_posterior_is_a_cure_where_it_was_not_tried(changes, expected, 
 def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
     """It would miss the same one."""
     context = Context(
-        gaussian.layout, None, "full", has_groups=False, has_hessian=True, other_posterior=lambda: "posterior='exact'"
+        gaussian.layout,
+        None,
+        traits_of("full"),
+        has_groups=False,
+        has_hessian=True,
+        other_posterior=lambda: "posterior='exact'",
     )
     none, where = np.empty((0, 4)), np.zeros(4)
     moved = Moved(none, none, none, none[:, 0], 0.0, 4, 0, 0)

@@ -146,8 +146,7 @@ def _nothing_left(values: Sequence[Variable]) -> list[Variable]:
 @_logprob.register(SummedChain)  # type: ignore[untyped-decorator]
 def _chain_logp(op: SummedChain, values: Sequence[Variable], *inputs: Variable, **options: object) -> list[Variable]:
     """Return that of pymc_extras: the forward algorithm."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NonSeparableLogpWarning)
+    with warnings.catch_warnings(action="ignore", category=NonSeparableLogpWarning):
         total, *_ = marginal_discrete_markov_chain_logp(op, values, *inputs, **options)
     return [total, *_nothing_left(values)]
 

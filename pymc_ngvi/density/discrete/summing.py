@@ -160,8 +160,7 @@ def _reasons(model: pm.Model, used: Sequence[Variable]) -> dict[str, str]:
     if importlib.util.find_spec("pymc_extras") is None:
         return dict.fromkeys((str(rv.name) for rv in used), _NOT_INSTALLED)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what pymc_extras imports
+        with warnings.catch_warnings(action="ignore"):  # of what pymc_extras imports
             from pymc_ngvi.density.discrete.states import CAN_SUM
     except ImportError:
         return dict.fromkeys((str(rv.name) for rv in used), _OTHER_VERSION)
