@@ -167,7 +167,7 @@ class ByRows:
     @property
     def seen(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
-        return None if self.found is None else self._of_terms("space", seen_from_rows)
+        return self._of_terms("space", seen_from_rows)
 
     @property
     def pointwise(self) -> Pointwise | None:

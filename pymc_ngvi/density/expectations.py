@@ -11,12 +11,11 @@ import numpy as np
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.graph.basic import Variable
 from scipy import linalg, sparse
 
-from pymc_ngvi.core.messages import Reason, RefusedFor
+from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.sizes import MOST_NUMBERS, STREAMED
-from pymc_ngvi.core.types import Array, Bends, Bools, Expectation, Indices, RowRules, Spread
+from pymc_ngvi.core.types import Array, Bends, Expectation, Indices, RowRules, Spread
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.predictors import ROUNDING, Compile, JointPredictors, Reading
@@ -186,18 +185,14 @@ class Expectations:
 # --- log p and its gradient at points, where log p is a sum over rows: nothing is compiled for these ---
 
 
-#: From points to whether log p is finite there, as far as its conditions tell.
-type Holds = Callable[[Array], Bools]
-
-
 @dataclass(frozen=True, eq=False)
 class Pointwise:
     """Log p by its rows, and -inf where a condition fails that rows leave out."""
 
     rows: Expectations
     gradient: RowGradient
-    #: None where no condition is left out.
-    holds: Holds | None
+    #: From predictors to whether conditions hold, each; None where no condition is left out.
+    holds: Callable[[Array], NDArray[np.bool_]] | None
 
     @classmethod
     def of(cls, rows: Expectations, compile_: Compile) -> "Pointwise | None":
@@ -210,8 +205,12 @@ class Pointwise:
         if len(known) < len(found):
             return None
         gradient = RowGradient(rows.linear_map, rows.terms.slope, known)
-        vector = rows.predictors.vector
-        return cls(rows, gradient, _compiled(conditions, vector, compile_) if conditions else None)
+        if not conditions:
+            return cls(rows, gradient, None)
+        with without_c():
+            each = pt.stack([condition.reshape(()) for condition in conditions])
+            points, [values] = graph.over_draws([each], rows.predictors.vector)
+        return cls(rows, gradient, compile_([points], values))
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,), at points (n_points, n_dim)."""
@@ -225,16 +224,8 @@ class Pointwise:
 
     def _within(self, theta: Array, logp: Array) -> Array:
         if self.holds is not None and len(theta):
-            logp[~self.holds(self.rows.predictors.linear_map(theta))] = -np.inf
+            logp[~np.asarray(self.holds(self.rows.predictors.linear_map(theta)), dtype=np.bool_).all(axis=1)] = -np.inf
         return logp
-
-
-def _compiled(conditions: list[Variable], predictors: Variable, compile_: Compile) -> Holds:
-    with without_c():
-        each = pt.stack([condition.reshape(()) for condition in conditions])
-        points, [values] = graph.over_draws([each], predictors)
-    function = compile_([points], values)
-    return lambda eta: np.asarray(function(eta), dtype=np.bool_).all(axis=1)
 
 
 # --- coordinates that the data see through fewer predictors than there are coordinates ---
@@ -373,12 +364,6 @@ def _fixed_normals(rows: Expectations) -> tuple[Indices, Indices, Array, Array, 
 
 #: Why terms can't be told apart.
 SEVERAL = "an element of log p depends on several blocks of local coordinates at once"
-
-
-class CannotSplit(RefusedFor):
-    """A term of log p depends on local coordinates that are not on one path."""
-
-    reason = Reason.NOT_SPLIT
 
 
 #: A `pymc_ngvi.marginal.quadrature.Forest`, which is above.
@@ -550,7 +535,7 @@ def owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Indices:
     order = np.argsort(forest.level[place], kind="stable")
     owner[row[order]] = place[order]  # the deepest comes last
     if (forest.path[owner[row], forest.level[place]] != place).any():
-        raise CannotSplit(SEVERAL)
+        raise NotApart(SEVERAL)
     return owner
 
 

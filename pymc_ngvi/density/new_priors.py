@@ -186,7 +186,7 @@ def _lkj_parameters(rv: Variable) -> list[Variable]:
 #: which it is told what the data say beyond. Standard errors by which that may fall less steeply than it seems to.
 _LITTLE, _ENDS, _N_ERRORS = 0.05, (10, 40, 120), 1.0
 #: In the place of 0, where it is divided by.
-_NONE = 1e-300
+_NONE = np.finfo(np.float64).tiny
 
 
 def mass_missed(u: Array, x: Array, drawn: Array, log_density: Array, before: Array, weights: Array) -> float:
@@ -279,7 +279,8 @@ class NewPriors:
     def _differences(self) -> list[Variable]:
         """Return the change of log p by variable, as functions of the value variables: Jacobians cancel."""
         of_old = log_densities(self.model, self.names)
-        return [_values(a).sum() - _values(b).sum() for a, b in zip(self._new_terms(), of_old, strict=True)]
+        pairs = zip(self._new_terms(), of_old, strict=True)
+        return [pt.sub(*(pt.as_tensor(x, allow_xtensor_conversion=True).sum() for x in pair)) for pair in pairs]
 
     def missed(self, theta: Array, before: Array, weights: Array, random_seed: int) -> list[str]:
         """Return of which variables much of the mass may be where there are few draws, in clauses.
@@ -499,7 +500,3 @@ def _in_words(limits: Any) -> str:
     if np.isinf(low[0]) and np.isinf(high[0]):
         return "all real numbers"
     return f"({low[0]:.4g}, {high[0]:.4g})"
-
-
-def _values(term: Variable) -> Variable:
-    return pt.as_tensor(term, allow_xtensor_conversion=True)

@@ -66,7 +66,7 @@ _CONCAVE = (ps.Log, ps.Log1p)
 
 def has_one_mode(density: ModelDensity) -> bool:
     """Tell whether log p is known to be concave, so that it has one mode."""
-    rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
+    rows = density.rows
     return rows is not None and all(_is_concave(kind, kind.slots) for kind in rows.terms.rows)
 
 
@@ -75,7 +75,7 @@ def rows_not_concave(density: ModelDensity) -> Array:
 
     Shape (n_dim,); ones where log p is not known by rows.
     """
-    rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
+    rows = density.rows
     if rows is None or rows.terms.rest:
         return np.ones(density.n_dim)
     linear, result = rows.linear_map.plain, np.zeros(density.n_dim)
@@ -90,7 +90,7 @@ def rows_not_concave(density: ModelDensity) -> Array:
 def concave_given(density: ModelDensity, most: int) -> Indices | None:
     """Return few coordinates given which log p is known to be concave in all others; None where there are none."""
     outside = np.flatnonzero(rows_not_concave(density))
-    rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
+    rows = density.rows
     if rows is None or rows.terms.rest or not 0 < len(outside) <= min(most, density.n_dim - 1):
         return None
     linear = rows.linear_map.plain

@@ -474,22 +474,19 @@ _NO_ROWS = (
 )
 
 
-class Streamed(NamedTuple):
-    """A model, and where its data come from."""
-
-    model: pm.Model
-    source: BatchSource
-
-
 class StreamDensity(Sum):
     """Log density of a model whose data come in batches; see `ModelDensity`. All of the data take a pass each time."""
 
     is_streamed = True
 
     def __init__(
-        self, streamed: Streamed, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
+        self,
+        model: pm.Model,
+        source: BatchSource,
+        backend: str = "auto",
+        compile_kwargs: Mapping[str, object] | None = None,
     ) -> None:
-        model, self._source = streamed
+        self._source = source
         self._form = batch_form(model)
         data = self._source.look()
         first = self._form.arrays(data, "The first batch")

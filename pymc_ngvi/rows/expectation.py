@@ -49,8 +49,8 @@ _SPARSE, _NODES = range(2, 6), range(1, 12, 2)
 
 #: Nodes from which on a rule of one dimension tells of third and fourth derivatives.
 _BENDS = 5
-#: Nodes nearer to 0 are 0; decimals in which nodes are told apart.
-_ZERO, _DECIMALS = 1e-12, 12
+#: Decimals in which nodes are told apart.
+_DECIMALS = 12
 
 
 class NormalRule(NamedTuple):
@@ -96,7 +96,7 @@ def _line(level: int) -> tuple[Array, Array]:
 
 def _gauss(n: int) -> tuple[Array, Array]:
     z, w = np.polynomial.hermite_e.hermegauss(n)
-    return np.where(np.abs(z) < _ZERO, 0.0, z), w / w.sum()
+    return z, w / w.sum()
 
 
 def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:

@@ -496,7 +496,7 @@ def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:
     # Between two nodes: the integral of a cubic through these and the ones beside them.
     per_node = density * slope
     areas = 13.0 * (per_node[1:-2] + per_node[2:-1]) - per_node[:-3] - per_node[3:]
-    return quantiles(_NORMAL, z[2:-2], density[2:-2], np.maximum(areas * (spacing / 24.0), 1e-300))
+    return quantiles(_NORMAL, z[2:-2], density[2:-2], np.maximum(areas * (spacing / 24.0), np.finfo(np.float64).tiny))
 
 
 # --- rows at many values in which effects that one row alone reads are integrated out ---

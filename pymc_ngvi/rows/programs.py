@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from scipy import special
 
 from pymc_ngvi.core import scalars
@@ -303,13 +304,8 @@ _NOTHING: AnyArray = np.empty(0)
 type _Axes = tuple[bool, ...]
 
 
-class _Step(NamedTuple):
-    """A function, the values that it reads and makes, and the one that it writes over; -1 for a new array."""
-
-    function: Callable[..., AnyArray]
-    read: tuple[int, ...]
-    make: int
-    over: int
+#: A function, the values that it reads and makes, and the one that it writes over; -1 for a new array.
+type _Step = tuple[Callable[..., AnyArray], tuple[int, ...], int, int]
 
 
 class _InParts(NamedTuple):
@@ -404,7 +400,7 @@ class OnNumPy:
                 if k >= n_before and last[k] == at and not OPERATIONS[program.calls[k - n_before].name].is_condition:
                     free.setdefault(of_value[k], []).append(k)
             over = free[here].pop() if operation.writes and free.get(here) else -1
-            steps.append(_Step(operation.function, call.read, n_before + at, over))
+            steps.append((operation.function, call.read, n_before + at, over))
         return steps, [of_value[k] for k in program.outputs]
 
 
@@ -418,7 +414,7 @@ class CannotFollow(RefusedFor):
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class Written(NDArrayOperatorsMixin):
     """A value of a program that is being written; arithmetic on it writes more."""
 
     writer: "Writer"
@@ -428,35 +424,12 @@ class Written:
         """Return an operation on this value, and on others; None stands for 0."""
         return self.writer.call(name, self, *[0.0 if other is None else other for other in others])
 
-    def __add__(self, other: "Written | float") -> "Written":
-        return self.to("add", other)
-
-    def __radd__(self, other: float) -> "Written":
-        return self.writer.constant(other) + self
-
-    def __sub__(self, other: "Written | float") -> "Written":
-        return self.to("sub", other)
-
-    def __rsub__(self, other: float) -> "Written":
-        return self.writer.constant(other) - self
-
-    def __mul__(self, other: "Written | float") -> "Written":
-        return self.to("mul", other)
-
-    def __rmul__(self, other: float) -> "Written":
-        return self.writer.constant(other) * self
-
-    def __truediv__(self, other: "Written | float") -> "Written":
-        return self.to("div", other)
-
-    def __rtruediv__(self, other: float) -> "Written":
-        return self.writer.constant(other) / self
-
-    def __neg__(self) -> "Written":
-        return self.to("neg")
+    def __array_ufunc__(self, function: np.ufunc, method: str, *args: "Written | float") -> "Written":
+        return self.writer.call(_BY_FUNCTION[function], *args)
 
 
-type _Key = tuple[str, tuple[int, ...]] | tuple[str, bytes] | tuple[str, str, int]
+#: Names of the operations that NumPy's arithmetic stands for.
+_BY_FUNCTION = {operation.function: name for name, operation in OPERATIONS.items()}
 
 
 class Writer:

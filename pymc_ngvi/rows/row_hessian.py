@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from pymc_ngvi.core.messages import PatternLacks, TooDenseError
+from pymc_ngvi.core.messages import OtherForm, TooDenseError
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.sizes import AT_ONCE, STREAMED
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, Dependence, Ints, Pairs
@@ -101,7 +101,7 @@ class PredictorMeanHessian(MeanHessian):
         expected = linear.quadratic_times(self.matrix, probe)[0]
         found = pattern.symmetric(values) @ probe[0]
         if np.abs(found - expected).max(initial=0.0) > _ROUNDING * np.abs(expected).max(initial=0.0):
-            raise PatternLacks("rows have entries that the pattern lacks")
+            raise OtherForm("rows have entries that the pattern lacks")
         return values
 
 

@@ -22,8 +22,9 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.programs import program_of
 from pymc_ngvi.ops import elements, registry
 from pymc_ngvi.ops.elements import Facts, ScalarForm
-from pymc_ngvi.ops.jets import NoJet, forward_mode
+from pymc_ngvi.ops.jets import forward_mode
 from pymc_ngvi.reading.predictors import Dependences, PatternSearch, is_linear
+from pymc_ngvi.rows.programs import CannotFollow
 from pymc_ngvi.rows.programs import CannotFollow as NoProgram
 from pymc_ngvi.rows.programs import Operation as ScalarOperation
 
@@ -84,7 +85,7 @@ def test_jets_follow_or_say_why_not(name):
         size = int(np.prod(var.type.shape))
         parts[var], start = theta[start : start + size].reshape(var.type.shape), start + size
     [logp] = graph.simplify(pytensor.graph.replace.graph_replace([output], parts))
-    refusal = refusal_of(NoJet, lambda: forward_mode(logp, theta))
+    refusal = refusal_of(CannotFollow, lambda: forward_mode(logp, theta))
     assert refusal is None or " " in refusal
 
 
