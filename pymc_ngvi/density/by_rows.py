@@ -425,14 +425,13 @@ def _united(kinds: list[RowKind]) -> list[RowKind]:
     for kind in kinds:
         key = (kind.n_directions, *((p.is_coordinate, p.coordinates.tobytes()) for p in kind.predictors))
         alike.setdefault(key, []).append(kind)
-    return [group[0] if len(group) == 1 else _joined(group) for group in alike.values()]
-
-
-def _joined(group: list[RowKind]) -> RowKind:
-    first = group[0]
-    slots = []
-    for same in zip(*(kind.predictors for kind in group), strict=True):
-        index = np.concatenate([p.depends.index for p in same])
-        number = np.concatenate([p.number for p in same])
-        slots.append(PredictorKind(Dependence(same[0].depends.sets, index), number, same[0].is_coordinate))
-    return RowKind(first.variable, first.role, tuple(slots), first.n_directions)
+    united = []
+    for group in alike.values():
+        slots = []
+        for same in zip(*(kind.predictors for kind in group), strict=True):
+            index, number = (
+                np.concatenate(part) for part in zip(*((p.depends.index, p.number) for p in same), strict=True)
+            )
+            slots.append(replace(same[0], depends=Dependence(same[0].depends.sets, index), number=number))
+        united.append(replace(group[0], predictors=tuple(slots)))
+    return united

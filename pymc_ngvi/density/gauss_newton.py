@@ -38,10 +38,6 @@ from pymc_ngvi.reading.predictors import ROUNDING
 # --- a log density taken apart for Gauss-Newton: the log densities of rows, their scales, and the rest ---
 
 
-#: What PyTensor raises where an operation has no derivative.
-NO_DERIVATIVE = (NotImplementedError, MethodNotDefined, TypeError)
-
-
 # --- where the free variables of a model meet the rows of its data: from the graph of the log densities of these ---
 #
 # Each variable of the graph has at most one axis of rows. It is followed from the log densities back through the
@@ -352,35 +348,29 @@ def agrees(parts: "GaussNewton", weights: list[Variable], total: Variable) -> bo
     outputs = parts.graphs.simplify([total, grad, *parts.scales])
     function = parts.functions.compile_for_few([parts.theta, *weights], outputs)
     shapes = parts.shapes()
-    for _ in range(_N_POINTS):
-        point = parts.start + 0.5 * rng.standard_normal(len(parts.start))
-        with np.errstate(all="ignore"):
-            if not _agrees_at(function, point, shapes, rng):
-                return False
-    return True
-
-
-def _agrees_at(function: Function, point: Array, shapes: list[tuple[int, ...]], rng: np.random.Generator) -> bool:
-    """Tell whether squares are those of explicit gradients of single rows, at one point."""
     n_each = [int(np.prod(shape)) for shape in shapes]
     ends = np.cumsum([0, *n_each])
-    chosen = rng.choice(ends[-1], size=min(_N_CHECKED, ends[-1]), replace=False)
-    factors = rng.uniform(0.5, 2.0, size=len(chosen))
 
     def at(which: Indices, values: Array) -> list[Array]:
         flat = np.zeros(ends[-1])
         flat[which] = values
-        parts = zip(ends[:-1], ends[1:], shapes, strict=True)
-        return [np.ascontiguousarray(flat[a:b].reshape(shape)) for a, b, shape in parts]
+        bounds = zip(ends[:-1], ends[1:], shapes, strict=True)
+        return [np.ascontiguousarray(flat[a:b].reshape(shape)) for a, b, shape in bounds]
 
-    total, _, *others = function(point, *at(chosen, factors))
-    scales = np.repeat([float(s) for s in others], n_each)
-    expected = np.zeros(len(point))
-    for element, factor in zip(chosen, factors, strict=True):
-        gradient = function(point, *at(np.array([element]), np.array([factor])))[1]
-        expected += gradient**2 / scales[element]
-    close = np.abs(total - expected) <= _RELATIVE * np.abs(expected) + ROUNDING * expected.max(initial=0.0)
-    return bool(np.all(np.isfinite(expected)) and np.all(close))
+    for _ in range(_N_POINTS):
+        point = parts.start + 0.5 * rng.standard_normal(len(parts.start))
+        chosen = rng.choice(ends[-1], size=min(_N_CHECKED, ends[-1]), replace=False)
+        factors, expected = rng.uniform(0.5, 2.0, size=len(chosen)), np.zeros(len(point))
+        with np.errstate(all="ignore"):
+            total, _, *others = function(point, *at(chosen, factors))
+            scales = np.repeat([float(s) for s in others], n_each)
+            for element, factor in zip(chosen, factors, strict=True):
+                gradient = function(point, *at(np.array([element]), np.array([factor])))[1]
+                expected += gradient**2 / scales[element]
+            close = np.abs(total - expected) <= _RELATIVE * np.abs(expected) + ROUNDING * expected.max(initial=0.0)
+        if not (np.all(np.isfinite(expected)) and np.all(close)):
+            return False
+    return True
 
 
 # --- what is made of the gradients of all rows in one backward pass, where a check on single rows agrees ---
@@ -407,7 +397,7 @@ def by_layers(
             ones = {w: pt.ones_like(row) for w, row in zip(weights, parts.rows, strict=True)}
             [found] = parts.graphs.simplify(list(graph_replace([found], ones, strict=False)))
             draws, [batched] = graph.over_draws([found], parts.theta)
-    except (NotApart, graph.MissingDerivativeError, *NO_DERIVATIVE) as error:
+    except (NotApart, graph.MissingDerivativeError, NotImplementedError, MethodNotDefined, TypeError) as error:
         logger.debug("No gradients by layers: %s", error)
         return None
     return found, draws, batched

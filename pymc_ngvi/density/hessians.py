@@ -211,7 +211,6 @@ class GraphHessian:
     @property
     def pattern_by_graph(self) -> Pattern | None:
         """The pattern as the graph tells it, whether coloured products pay for it or not."""
-        self._forget_old_data()
         return self._by_graph()[0]
 
     def _forget_old_data(self) -> None:
@@ -222,6 +221,7 @@ class GraphHessian:
 
     def _by_graph(self) -> tuple[Pattern | None, list[str]]:
         """Return the pattern as the graph tells it, and operations that were not understood."""
+        self._forget_old_data()
         if self._structure is None:
             varying = self._graphs.minibatches.rows
             self._data = DataSeen([self._f], but=varying)
@@ -370,60 +370,44 @@ class ModelHessian(MeanHessian):
             self._counted = True
 
 
-class PatternedHessian(Later):
-    """The mean over draws of a Hessian that is not evaluated by rows, at the entries that rows tell of."""
+class RowsHessian(Later):
+    """The mean over draws of the Hessian of a sum over rows: by these, or from a graph, at entries that they tell of.
 
-    def __init__(self, by_rows: ByRows, whole: MeanHessian, n_dim: int) -> None:
-        super().__init__(None, lambda: whole)
-        self._by_rows, self._whole, self._n_dim = by_rows, whole, n_dim
+    Where rows turn out not to be all of log p, values of the pattern raise.
+    """
+
+    def __init__(self, counter: Target, by_rows: ByRows, theta: Array, whole: MeanHessian) -> None:
+        super().__init__(None, self._evaluated)
+        self._counter, self._by_rows, self._theta, self._whole = counter, by_rows, theta, whole
 
     @property
     def pattern(self) -> Pattern | None:
         """Entries that can differ from 0; None where the matrix counts as dense."""
         return self._by_rows.pattern if self._by_rows.gives_pattern else self._whole.pattern
 
-    def values(self) -> Array:
-        """Return the entries of `pattern`, (n_entries,)."""
-        pattern = self.pattern
-        if pattern is None or not self._by_rows.gives_pattern:
-            return self._whole.values()
-        if self._whole.pattern is None:
-            return self._whole.products(np.eye(self._n_dim))[pattern.rows, pattern.cols]
-        try:
-            values = self._whole.values()
-        except PatternWidened as widened:
-            self._by_rows.give_up(why := "the Hessian has entries that rows tell nothing of")
-            raise RowsGivenUp(why) from widened
-        own = self._whole.pattern
-        return values if own.equals(pattern) else entries_of(own.symmetric(values), pattern)
-
-
-class RowsHessian(Later):
-    """The mean over draws of the Hessian of a sum over rows.
-
-    Where it turns out not to be that of log p, the Hessian of its graph is evaluated in its place; entries of the
-    pattern, which that does not give, raise then.
-    """
-
-    def __init__(self, counter: Target, by_rows: ByRows, theta: Array, otherwise: Callable[[], MeanHessian]) -> None:
-        super().__init__(None, self._evaluated)
-        self._counter, self._by_rows, self._theta, self._otherwise = counter, by_rows, theta, otherwise
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """Entries that can differ from 0; None where the matrix counts as dense."""
-        return self._otherwise().pattern if self._by_rows.found is None else self._by_rows.pattern
-
     def _evaluated(self) -> MeanHessian:
-        found = self._by_rows.evaluated(self._theta)
+        found = self._by_rows.evaluated(self._theta) if self._by_rows.gives_hessians else None
         if found is None:
-            return self._otherwise()
+            return self._whole
         self._counter.n_hessians += len(self._theta)
         return found
 
     def values(self) -> Array:
         """Return the entries of `pattern`, (n_entries,)."""
-        return MeanHessian.values(self) if self.pattern is None else self._of_rows.values()
+        known = self._known
+        if not self._by_rows.gives_pattern:
+            raise RowsGivenUp("the rows are not all of log p")
+        pattern, own = self._by_rows.pattern, known.pattern
+        if pattern is None or isinstance(known, PredictorMeanHessian):
+            return known.values()
+        if own is None:
+            return known.products(np.eye(pattern.n_dim))[pattern.rows, pattern.cols]
+        try:
+            values = known.values()
+        except PatternWidened as widened:
+            self._by_rows.give_up(why := "the Hessian has entries that rows tell nothing of")
+            raise RowsGivenUp(why) from widened
+        return values if own.equals(pattern) else entries_of(own.symmetric(values), pattern)
 
     @property
     def summed(self) -> SummedPattern | None:
@@ -431,13 +415,7 @@ class RowsHessian(Later):
         return self._by_rows.summed
 
     def summed_values(self) -> Array:
-        """Return the entries of `summed`, by coordinates and sums; raise as `values` does."""
-        return super().summed_values() if self.summed is None else self._of_rows.summed_values()
-
-    @property
-    def _of_rows(self) -> PredictorMeanHessian:
-        if not isinstance(self._known, PredictorMeanHessian):
-            if self._by_rows.found is None:
-                raise RowsGivenUp("the rows are not all of log p")
+        """Return the entries of `summed`, by coordinates and sums; raise where rows do not give them."""
+        if self.summed is not None and not isinstance(self._known, PredictorMeanHessian):
             raise OtherForm("second derivatives of rows are not those of log p")
-        return self._known
+        return self._known.summed_values()

@@ -413,13 +413,8 @@ class DataSnapshot:
     """Remembers the data that a model had, to tell later whether it was changed."""
 
     def __init__(self, model: pm.Model) -> None:
-        self._model = model
-        self._take()
-
-    def _take(self) -> None:
-        """Remember the data as they are now, with lengths and labels of dims, which follow them."""
-        model = self._model
-        data = data_in(model)
+        self._model, data = model, data_in(model)
+        # Lengths and labels of dims follow the data.
         shared = [*data.values(), *(v for v in model.dim_lengths.values() if isinstance(v, SharedVariable))]
         self._arrays: dict[str, AnyArray] = {name: v.get_value(borrow=True) for name, v in data.items()}
         self._values = [(v, v.get_value(borrow=True)) for v in shared]

@@ -25,7 +25,7 @@ from pymc_ngvi.density.discrete.summing import DiscreteDraws, SummedOut, summed_
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton import GaussNewton, GaussNewtonHessian
-from pymc_ngvi.density.hessians import GraphHessian, ModelHessian, PatternedHessian, RowsHessian
+from pymc_ngvi.density.hessians import GraphHessian, ModelHessian, RowsHessian
 from pymc_ngvi.density.info import (
     CAN_NOT_DRAW,
     CannotReuse,
@@ -712,11 +712,8 @@ class LogDensity(ModelDensity):
         >>> density.mean_hessian(density.initial_point()[None]).diagonal()
         array([-0.25, -0.25, -0.25])
         """
-        from_graph = functools.partial(ModelHessian, self, self.second, [theta])
-        if self.by_rows.gives_hessians:
-            return RowsHessian(self, self.by_rows, theta, from_graph)
-        whole = from_graph()
-        return PatternedHessian(self.by_rows, whole, self.n_dim) if self.by_rows.gives_pattern else whole
+        whole = ModelHessian(self, self.second, [theta])
+        return RowsHessian(self, self.by_rows, theta, whole) if self.by_rows.gives_pattern else whole
 
     def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
         """Return the mean of the Hessian over each of several sets of draws; loops run once for all of them."""

@@ -144,20 +144,17 @@ def log_excess(model: pm.Model) -> float:
         if _is_lkj(rv):
             n, eta = (v.eval().item() for v in _lkj_parameters(rv))
             n_matrices = int(np.prod(rv.shape[:-2].eval())) if isinstance(rv.owner.op, LKJCorrRV) else 1
-            total += n_matrices * (_lkj_constant(n, eta) + log_lkj_integral(int(n), eta))
+            # The log of the integral of det(R)^(eta - 1) over correlation matrices of n variables.
+            k = np.arange(1, int(n))
+            log_beta = betaln(eta + (n - k - 1) / 2.0, eta + (n - k - 1) / 2.0)
+            integral = float(np.sum((n - k) * ((2.0 * eta - 2.0 + n - k) * np.log(2.0) + log_beta)))
+            total += n_matrices * (_lkj_constant(n, eta) + integral)
     return total
 
 
 @functools.cache  # PyMC compiles a function for it
 def _lkj_constant(n: int, eta: float) -> float:
     return float(pm.logp(pm.LKJCorr.dist(n=n, eta=eta), np.eye(n)).eval())
-
-
-def log_lkj_integral(n: int, eta: float) -> float:
-    """Return the log of the integral of det(R)^(eta - 1) over correlation matrices of n variables."""
-    k = np.arange(1, n)
-    log_beta = betaln(eta + (n - k - 1) / 2.0, eta + (n - k - 1) / 2.0)
-    return float(np.sum((n - k) * ((2.0 * eta - 2.0 + n - k) * np.log(2.0) + log_beta)))
 
 
 def _is_lkj(rv: Variable) -> bool:

@@ -33,7 +33,6 @@ from pymc_ngvi.core.types import (
     AnyArray,
     Array,
     Expectation,
-    Indices,
     Later,
     MatrixHessian,
     MeanHessian,
@@ -49,6 +48,7 @@ from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.rewrites import stored_value
 from pymc_ngvi.reading.predictors import ROUNDING, Factor, factors_of, logp_of
 from pymc_ngvi.reading.roles import n_axes
+from pymc_ngvi.rows.linear_map import entries_of
 from pymc_ngvi.rows.row_hessian import Known
 
 # --- what can go wrong with shards; each error says which shard, and what to do ---
@@ -302,45 +302,6 @@ type Requests = Request | Sequence[Request]
 # --- what there is to know of the model of a shard: its variables, its prior, whether it has data of its own ---
 
 
-def facts_of(key: Hashable, model: pm.Model, theta: Array) -> ModelFacts:
-    """Return the facts of a shard's model, with its prior at points, (n_points, n_dim)."""
-    shapes = {rv: tuple(rv.shape.eval()) for rv in model.observed_RVs}
-    if not any(map(math.prod, shapes.values())) and not model.potentials:
-        raise ShardError(f"Shard {key!r} is empty: its model has no observed values. Leave its key out.", key)
-    observations = {str(rv.name): math.prod(shape[: n_axes(rv, len(shape))]) for rv, shape in shapes.items()}
-    observed, own = ({str(rv.name) for rv in rvs} for rvs in (model.observed_RVs, model.free_RVs))
-    names = (name.removesuffix("_observed") for name in sorted(observed) if name.endswith("_observed"))
-    lacking = tuple(name for name in names if f"{name}_unobserved" in own)
-    free, layout = model.free_RVs, Layout.from_model(model, model.initial_point(random_seed=0))
-    signature = signature_of(model, layout)
-    deterministics = {str(term.name): digest_of(term, free) for term in model.deterministics}
-    if layout.n_dim != theta.shape[1]:  # the caller compares signatures
-        return ModelFacts(signature, observations, np.empty(0), {}, deterministics, lacking)
-    factors = factors_of(model, [*free, *model.potentials])
-    with without_c(model):
-        terms = [logp_of(part) for part in (factors[: len(free)], *([factor] for factor in factors[len(free) :]))]
-        function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
-        values = [function(layout.unflatten(row)) for row in theta]
-    prior, *others = np.array(values, dtype=np.float64).reshape(len(theta), -1).T
-    potentials = {
-        str(term.name): Potential(at_points, digest_of(term, free))
-        for term, at_points in zip(model.potentials, others, strict=True)
-    }
-    return ModelFacts(signature, observations, prior, potentials, deterministics, lacking)
-
-
-def signature_of(model: pm.Model, layout: Layout) -> Signature:
-    """Return the shape, transform, dims and coordinates of each free variable."""
-    result = dict[str, VariableForm]()
-    for v in layout.variables:
-        dims = tuple(model.named_vars_to_dims.get(v.name) or ())
-        coords = tuple(
-            (dim, tuple("nan" if value != value else value for value in model.coords.get(dim) or ())) for dim in dims
-        )
-        result[v.value_name] = VariableForm(v.name, v.shape, dims, coords)
-    return result
-
-
 def digest_of(term: Variable, free: Iterable[Variable]) -> str:
     """Return a digest of all data that a term reads, but for those of the prior of free variables."""
     digests = {hashlib.blake2b(np.ascontiguousarray(array).tobytes()).digest() for array in _arrays([term], free)}
@@ -406,8 +367,42 @@ class Shard:
 
     def facts(self, theta: Array) -> ModelFacts:
         """Return the facts of the model, with its prior at points, (n_points, n_dim)."""
+        key, model = self.key, self._model
         with _LOCK:
-            return facts_of(self.key, self._model, theta)
+            shapes = {rv: tuple(rv.shape.eval()) for rv in model.observed_RVs}
+            if not any(map(math.prod, shapes.values())) and not model.potentials:
+                raise ShardError(f"Shard {key!r} is empty: its model has no observed values. Leave its key out.", key)
+            observations = {str(rv.name): math.prod(shape[: n_axes(rv, len(shape))]) for rv, shape in shapes.items()}
+            observed, own = ({str(rv.name) for rv in rvs} for rvs in (model.observed_RVs, model.free_RVs))
+            names = (name.removesuffix("_observed") for name in sorted(observed) if name.endswith("_observed"))
+            lacking = tuple(name for name in names if f"{name}_unobserved" in own)
+            free, layout = (
+                model.free_RVs,
+                Layout.from_model(model, model.initial_point(random_seed=0)),
+            )
+            signature = dict[str, VariableForm]()
+            for v in layout.variables:
+                dims = tuple(model.named_vars_to_dims.get(v.name) or ())
+                coords = tuple(
+                    (dim, tuple("nan" if x != x else x for x in model.coords.get(dim) or ())) for dim in dims
+                )
+                signature[v.value_name] = VariableForm(v.name, v.shape, dims, coords)
+            deterministics = {str(term.name): digest_of(term, free) for term in model.deterministics}
+            if layout.n_dim != theta.shape[1]:  # the caller compares signatures
+                return ModelFacts(signature, observations, np.empty(0), {}, deterministics, lacking)
+            factors = factors_of(model, [*free, *model.potentials])
+            with without_c(model):
+                terms = [
+                    logp_of(part) for part in (factors[: len(free)], *([factor] for factor in factors[len(free) :]))
+                ]
+                function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
+                values = [function(layout.unflatten(row)) for row in theta]
+            prior, *others = np.array(values, dtype=np.float64).reshape(len(theta), -1).T
+            potentials = {
+                str(term.name): Potential(at_points, digest_of(term, free))
+                for term, at_points in zip(model.potentials, others, strict=True)
+            }
+            return ModelFacts(signature, observations, prior, potentials, deterministics, lacking)
 
     @functools.cached_property
     def _likelihood(self) -> LogDensity:
@@ -1201,19 +1196,9 @@ class ShardedDensity(Sum):
         pattern = self.pattern
         if pattern is None:
             return MatrixHessian(sum(parts, own.products(np.eye(self.n_dim))))
-        if own.pattern is None:
-            result = own.products(np.eye(self.n_dim))[pattern.rows, pattern.cols]
-        else:
-            result = np.zeros(len(pattern.rows))
-            result[self._places_of(own.pattern)] = own.values()
-        for part, outline in zip(parts, self._outlines, strict=True):
-            assert outline.pattern is not None
-            result[self._places_of(outline.pattern)] += part
-        return PatternHessian(pattern, result)
-
-    def _places_of(self, pattern: Pattern) -> Indices:
-        """Return where the entries of a pattern are among those of all."""
-        assert self.pattern is not None
-        return np.searchsorted(
-            self.pattern.rows * self.n_dim + self.pattern.cols, pattern.rows * pattern.n_dim + pattern.cols
-        )
+        patterns = [outline.pattern for outline in self._outlines if outline.pattern is not None]
+        total = sum(of.symmetric(values) for of, values in zip(patterns, parts, strict=True))
+        if own.pattern is not None:
+            return PatternHessian(pattern, entries_of(own.pattern.symmetric(own.values()) + total, pattern))
+        dense = own.products(np.eye(self.n_dim))[pattern.rows, pattern.cols]
+        return PatternHessian(pattern, dense + entries_of(total, pattern))

@@ -396,13 +396,14 @@ def _lifted_product(lift: Lifting, node: Apply, var: Variable, index: Ints) -> V
     return functools.reduce(pt.add, parts)
 
 
-def _read(node: Apply, unknown: int) -> Extra:
-    return Extra(read=largest(node.inputs, unknown) if isinstance(node.op, Dot) else 0)
-
-
 PRODUCTS: dict[type, OpRecord] = {
     Dot: OpRecord(
-        _product, _lifted_product, lambda node: [1.0, 1.0], "multiplies rows by what they share", _read, by_batch=True
+        _product,
+        _lifted_product,
+        lambda node: [1.0, 1.0],
+        "multiplies rows by what they share",
+        lambda node, unknown: Extra(read=largest(node.inputs, unknown) if isinstance(node.op, Dot) else 0),
+        by_batch=True,
     ),
     **dict.fromkeys((SparseDot, StructuredDot), OpRecord(_sparse_product, OF_MANY, "is of a matrix that is known")),
     SolveBase: OpRecord(

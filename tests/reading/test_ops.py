@@ -195,11 +195,11 @@ def reversed_logp():
 def test_an_unknown_operation_takes_a_record_alone():
     logp, theta = reversed_logp()
     before = PatternSearch(logp, theta).run()
-    assert before.pattern.matrix.nnz == 16
+    assert before[0].matrix.nnz == 16
     registry.register({Reversed: registry.moves()})
     after = PatternSearch(logp, theta).run()
-    np.testing.assert_array_equal(after.pattern.matrix.toarray(), np.eye(4))
-    assert after.opaque == ()
+    np.testing.assert_array_equal(after[0].matrix.toarray(), np.eye(4))
+    assert after[1] == []
 
 
 @pytest.mark.usefixtures("_registers", "_anew")

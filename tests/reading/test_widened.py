@@ -38,9 +38,9 @@ def test_a_missed_entry_is_found_and_the_fit_goes_on(monkeypatch, missed, caplog
     right = affine.PatternSearch.run
 
     def narrow(search):
-        found = right(search)
-        assert isinstance(found.pattern, Pattern)
-        return dataclasses.replace(found, pattern=without_entry(found.pattern, *missed))
+        pattern, opaque = right(search)
+        assert isinstance(pattern, Pattern)
+        return without_entry(pattern, *missed), opaque
 
     monkeypatch.setattr(ByRows, "gives_pattern", False)
     model = grouped()
