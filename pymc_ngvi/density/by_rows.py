@@ -429,9 +429,8 @@ def _united(kinds: list[RowKind]) -> list[RowKind]:
     for group in alike.values():
         slots = []
         for same in zip(*(kind.predictors for kind in group), strict=True):
-            index, number = (
-                np.concatenate(part) for part in zip(*((p.depends.index, p.number) for p in same), strict=True)
-            )
+            index = np.concatenate([p.depends.index for p in same])
+            number = np.concatenate([p.number for p in same])
             slots.append(replace(same[0], depends=Dependence(same[0].depends.sets, index), number=number))
         united.append(replace(group[0], predictors=tuple(slots)))
     return united

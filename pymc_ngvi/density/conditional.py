@@ -234,7 +234,16 @@ class GuideFunctions:
 
     def _evaluate(self, name: str, theta: Array, *directions: Array) -> list[Array]:
         if name not in self._functions:
-            self._functions[name] = self._compiled(name, 2 + len(directions))
+            with self.density.functions.timed():
+                given = self._inputs[: 2 + len(directions)]
+                matrices = [pt.matrix(dtype="float64", shape=(None, *var.type.shape)) for var in given]
+                with without_c():
+                    flat = [var for part in self._graphs[name] for var in part]
+                    batched = vectorised(flat, dict(zip(given, matrices, strict=True)))
+                    # What depends on no input comes back without the axis.
+                    n_rows = matrices[0].shape[0]
+                    batched = [b if b.type.ndim == 2 else pt.broadcast_to(b, (n_rows, b.shape[0])) for b in batched]
+                self._functions[name] = self.density.functions.compile(matrices, batched)
         results = [np.zeros_like(theta) for _ in self._graphs[name]]
         local, fill = self._where[0], self.density.functions.filled_up
         inputs = [*(theta[:, at] for at in self._where), *(along[:, local] for along in directions)]
@@ -245,18 +254,6 @@ class GuideFunctions:
                 for at, output in zip(self._where, [next(outputs) for _ in graphs], strict=False):
                     result[rows, at] = np.asarray(output)[: rows.stop - rows.start]
         return results
-
-    def _compiled(self, name: str, n_inputs: int) -> Function:
-        with self.density.functions.timed():
-            given = self._inputs[:n_inputs]
-            matrices = [pt.matrix(dtype="float64", shape=(None, *var.type.shape)) for var in given]
-            with without_c():
-                outputs = [var for graphs in self._graphs[name] for var in graphs]
-                batched = vectorised(outputs, dict(zip(given, matrices, strict=True)))
-                # What depends on no input comes back without the axis.
-                n_rows = matrices[0].shape[0]
-                batched = [b if b.type.ndim == 2 else pt.broadcast_to(b, (n_rows, b.shape[0])) for b in batched]
-            return self.density.functions.compile(matrices, batched)
 
 
 def _constant(shared: Variable) -> Variable:

@@ -104,7 +104,7 @@ class GraphHessian:
         """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""
         with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
             if (jets := self._jets) is not None:
-                return np.asarray(np.matmul(directions, jets.hessians(theta)))
+                return np.asarray(np.matmul(directions, jets(theta, 2)[2]))
             name = "products" if self._f is self._graphs.logp else "products of a part"
             function = self._functions.once(name, self.compiled)
             filled_up = [self._functions.filled_up(np.ascontiguousarray(x)) for x in (theta, directions)]

@@ -39,6 +39,7 @@ from pymc_ngvi.density.info import (
     terms_by_variable,
     unconstrained_variables,
 )
+from pymc_ngvi.density.over_draws import MOST_AT_ONCE
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c
 from pymc_ngvi.graphs.graph import MissingDerivativeError
@@ -376,8 +377,6 @@ def checked_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -
 
 #: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
 _BATCH_ELEMENTS = 4 * CACHED_ELEMENTS
-#: Points in one batch at most: of so many, calls take less time than their work even in small models.
-_MOST_POINTS = 256
 #: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
 _LOGP_SECONDS = 0.5
 #: Relative difference of two values of log p that may be rounding, wherever points are.
@@ -527,7 +526,7 @@ class LogDensity(ModelDensity):
     def batch_size(self) -> int:
         """Points evaluated in one call."""
         widest = max(self.graphs.cost.widest, 1)
-        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, _MOST_POINTS))
+        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, MOST_AT_ONCE))
         return max(in_cache, draws_in_call(widest)) if self.graphs.shares_calls else in_cache
 
     @property
@@ -610,11 +609,11 @@ class LogDensity(ModelDensity):
             outputs = function(self.functions.filled_up(np.ascontiguousarray(theta, dtype=np.float64)))
         return tuple(np.asarray(out)[: len(theta)] for out in outputs)
 
-    def compiled(self, name: str) -> Callable[[Array], tuple[Array, ...]]:
+    def compiled(self, name: str) -> Callable[[Array], Sequence[Array]]:
         """Compile a function of points, (n_points, n_dim): "logp" or "logp_grad"."""
         graphs = self.graphs
         if (jets := jets_of(graphs, self.functions)) is not None:
-            return jets.logp if name == "logp" else jets.logp_grad
+            return functools.partial(jets, order=0 if name == "logp" else 1)
         outputs = [graphs.logp] if name == "logp" else graphs.logp_grad
         draws, batched = graph.over_draws(outputs, graphs.theta)
         return self.functions.compile([draws], batched)

@@ -25,8 +25,8 @@ from pymc_ngvi.ops import cost
 
 #: Draws that share the time of calls, in estimates.
 _AT_ONCE = 32
-#: Draws in a call at most.
-_MOST_AT_ONCE = 512
+#: Draws in a call at most: of so many, calls take less time than their work even in small models.
+MOST_AT_ONCE = 512
 
 
 class OnDraws:
@@ -72,7 +72,7 @@ class OnDraws:
             return self._compiled(self._theta, self._outputs)
 
     def _in_batches(self, theta: Array, function: Function) -> list[AnyArray]:
-        size, start = int(np.clip(CACHED // max(self._widest, 1), 1, _MOST_AT_ONCE)), 0
+        size, start = int(np.clip(CACHED // max(self._widest, 1), 1, MOST_AT_ONCE)), 0
         results: list[AnyArray] = []
         while start < len(theta):
             rows = np.ascontiguousarray(theta[start : start + size], dtype=np.float64)

@@ -667,7 +667,7 @@ class OnDask:
                         "lack of memory. Make the shards smaller, or give workers more memory."
                     )
                 for number in again:
-                    shards[number] = self._remade(recipe, number, shards[number])
+                    shards[number] = self._shard(recipe, number, shards[number])
                 if again:
                     waiting |= self._all_asked(recipe, shards, asked, again)
         finally:
@@ -677,19 +677,16 @@ class OnDask:
 
     def _made(self, recipe: Recipe) -> list[Any]:
         name, shards = self._shards
-        if name != recipe.name:
-            shards = [self._task(recipe, number) for number in range(len(recipe.keys))]
-            self._shards = recipe.name, shards
-        for number, shard in enumerate(shards):  # those that could not be made in an earlier pass
-            shards[number] = self._remade(recipe, number, shard)
-        return shards
+        before = shards if name == recipe.name else [None] * len(recipe.keys)
+        # Those that could not be made in an earlier pass are made again.
+        self._shards = recipe.name, [self._shard(recipe, number, shard) for number, shard in enumerate(before)]
+        return self._shards[1]
 
-    def _task(self, recipe: Recipe, number: int) -> Any:
+    def _shard(self, recipe: Recipe, number: int, before: Any) -> Any:
+        """Return a shard, which may be there: the same one, unless it is lost itself."""
+        if before is not None and before.status not in ("error", "lost", "cancelled"):
+            return before
         return self._client.submit(_make, recipe, number, pure=False)
-
-    def _remade(self, recipe: Recipe, number: int, shard: Any) -> Any:
-        """Return a shard after an evaluation of it was lost: the same one, unless it is lost itself."""
-        return self._task(recipe, number) if shard.status in ("error", "lost", "cancelled") else shard
 
     def _all_asked(
         self, recipe: Recipe, shards: list[Any], requests: list[bytes], numbers: Iterable[int]

@@ -118,9 +118,6 @@ class Space:
 
 # --- rules for operations element by element ---
 
-#: Arguments by which an operation is differentiated at most: there are derivatives by all pairs.
-_MOST_JETS = 8
-
 #: From the points and jets of the inputs to jets of the output, or of each output.
 type Rule = Callable[..., AnyArray | list[AnyArray]]
 
@@ -149,8 +146,6 @@ def elementwise(node: Apply, kinds: list[Kind]) -> Rule:
         return _on_all_terms(np.multiply)
     if isinstance(scalar_op, ps.TrueDiv) and jets == [0]:
         return _on_all_terms(np.true_divide)
-    if len(jets) > _MOST_JETS:
-        raise CannotFollow(f"{op} has {len(jets)} arguments that have derivatives")
     try:
         return Elementwise(node, jets)
     except CannotFollow:
@@ -731,22 +726,9 @@ class Jets:
         self._program, self._given = program, compile_([], given) if given else None
 
     def __call__(self, theta: Array, order: int) -> list[Array]:
-        """Return log p and its derivatives at points, (n_points, n_dim)."""
+        """Return log p, (n_points,), and its derivatives up to an order at points, (n_points, n_dim)."""
         space = Space(theta.shape[1], len(theta), order)
         given: list[AnyArray] = [] if self._given is None else [np.asarray(x)[None, None] for x in self._given()]
         with np.errstate(all="ignore"):
             [jets] = self._program(space, [space.of_points(theta), *given])
         return space.apart(jets)
-
-    def logp(self, theta: Array) -> tuple[Array]:
-        """Return log p, (n_points,)."""
-        return (self(theta, 0)[0],)
-
-    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Return log p, (n_points,), and its gradient, (n_points, n_dim)."""
-        logp, grad = self(theta, 1)
-        return logp, grad
-
-    def hessians(self, theta: Array) -> Array:
-        """Return the Hessian at each point, (n_points, n_dim, n_dim)."""
-        return self(theta, 2)[2]

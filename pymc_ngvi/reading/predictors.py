@@ -24,6 +24,7 @@ from pytensor.tensor.math import Dot
 
 from pymc_ngvi.core.messages import NotApart, TooDenseError
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.sparsity import Dependence, Ints, Pairs, joined
 from pymc_ngvi.core.types import Array, Bools
 from pymc_ngvi.graphs import graph
@@ -32,7 +33,6 @@ from pymc_ngvi.graphs.graph import inline_inner_graphs
 from pymc_ngvi.ops.elements import Apart, Elements, Facts, Rearranged, ScalarForm, core_op
 from pymc_ngvi.ops.registry import elements, operation
 from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
-from pymc_ngvi.rows.row_hessian import MOST_ENTRIES
 
 # --- which coordinates of theta each element of each variable of a graph depends on ---
 
@@ -411,7 +411,7 @@ class PatternSearch:
         self._theta = theta
         self.facts = Facts(self._logp, theta, varying)
 
-    def run(self, max_entries: int = MOST_ENTRIES) -> tuple[Pattern | None, list[str]]:
+    def run(self, max_entries: int = HELD) -> tuple[Pattern | None, list[str]]:
         """Find the pattern for the data that `facts` are of.
 
         It has every entry that is not 0 for all theta, and perhaps others; None where there are too many. Ops that were

@@ -503,7 +503,8 @@ class Writer:
     def _tangent(self, value: Written, slopes: list[Written | None]) -> Written | None:
         if all(slope is None for slope in slopes) or OPERATIONS[value.name].is_step:
             return None
-        operation, result = OPERATIONS[value.name], None
+        operation = OPERATIONS[value.name]
+        result: Any = None
         if operation.tangent is not None:
             result = operation.tangent(value, value.args, slopes)
         elif operation.slopes is not None:
