@@ -280,10 +280,12 @@ _FEW_UNKNOWNS = 3
 @node_rewriter([Blockwise])  # type: ignore[untyped-decorator]
 def _eliminate(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Solve small triangular systems by arithmetic of their elements, which tells what each element depends on."""
+    op = node.op.core_op
+    if not _solves_one_by_one(node) or not isinstance(op, SolveTriangular):
+        return None
     a, b = node.inputs
     n = a.type.shape[-1]
-    op = node.op.core_op
-    if not _solves_one_by_one(node) or not isinstance(op, SolveTriangular) or n is None or n > _FEW_UNKNOWNS:
+    if n is None or n > _FEW_UNKNOWNS:
         return None
     x: dict[int, Variable] = {}
     for i in range(n) if op.lower else reversed(range(n)):
