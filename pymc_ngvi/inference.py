@@ -23,7 +23,7 @@ from pymc_ngvi.core.sizes import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
 from pymc_ngvi.density.shards import ShardedDensity, Shards
-from pymc_ngvi.density.streams import BatchSource, StreamDensity, Streamed
+from pymc_ngvi.density.streams import BatchSource, StreamDensity
 from pymc_ngvi.fitting.modes import ModeSearch
 from pymc_ngvi.fitting.options import (
     MOST_ITERATIONS,
@@ -87,7 +87,7 @@ def model_given(model: pm.Model | None, shards: object, batches: Batches | None)
 
 
 def density_of(
-    model: pm.Model | Shards | Streamed,
+    model: pm.Model | Shards | tuple[pm.Model, BatchSource],
     last: ModelDensity | None,
     backend: str,
     compile_kwargs: Mapping[str, object] | None,
@@ -95,8 +95,8 @@ def density_of(
     """Return the log density for the next fit: what was built for the last one serves again, where it can."""
     if isinstance(model, Shards):
         return ShardedDensity(model, backend, compile_kwargs)
-    if isinstance(model, Streamed):
-        return StreamDensity(model, backend, compile_kwargs)
+    if isinstance(model, tuple):
+        return StreamDensity(model[0], model[1], backend, compile_kwargs)
     last = last or _BUILT.get(id(model))
     density, factors = None, None
     if isinstance(last, LogDensity) and last.given is model:
@@ -257,7 +257,7 @@ class NGVI(Inference):
         self._given = {name: options.get(name, OPTIONS.get(name)) for name in OF_CONSTRUCTOR}
         self._given["model"] = model_given(model, self._given["shards"], self._given["batches"])
         self._options = options_for(self._given)
-        self._streamed: Streamed | None = None
+        self._source: BatchSource | None = None
         self._session: FitSession | None = None
         self._result: NGVIApproximation | None = None  # of the last fit; what it goes into, also where it was stopped
         # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
@@ -430,9 +430,9 @@ class NGVI(Inference):
         model, shards, batches = (self._given[name] for name in ("model", "shards", "batches"))
         if batches is not None:
             # Where data come from stays the same while the batches do.
-            last = None if self._streamed is None else self._streamed.source
-            source = last if last is not None and last.given is batches else BatchSource(batches)
-            model = self._streamed = Streamed(model, source)
+            if self._source is None or self._source.given is not batches:
+                self._source = BatchSource(batches)
+            model = model, self._source
         self._density = density = density_of(shards or model, self._density, backend or "auto", compile_kwargs)
         if not density.n_dim:
             names = ", ".join(repr(v.name) for v in density.layout.variables)

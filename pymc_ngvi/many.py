@@ -45,7 +45,7 @@ from pymc_ngvi.core.verdict import Word
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot, Simulated, data_in, quoted, simulate, with_data_for, without_casts
-from pymc_ngvi.density.shards import Advice, BrokenExecutorError, Cluster, Lost, client_of
+from pymc_ngvi.density.shards import BrokenExecutorError, Cluster, Lost, client_of
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
 from pymc_ngvi.fitting.progress import ONE_THREAD, SharedContext, console_for
 from pymc_ngvi.fitting.record import FitRecord
@@ -601,7 +601,7 @@ def workers_of(n_jobs: object, client: object) -> int | Cluster:
             f"client should be a distributed.Client; got {what}. For the address of a scheduler, or a cluster, give "
             "Client(address). Processes of this machine are started by n_jobs."
         )
-    cluster = Cluster(found, Advice("fits", "Make another one, with Client(cluster).", "Start some, and call again."))
+    cluster = Cluster(found, "fits", "Make another one, with Client(cluster).", "Start some, and call again.")
     cluster.check()
     cluster.look()  # whether it has workers now
     return cluster

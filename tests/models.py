@@ -302,10 +302,7 @@ def random_points(density, n_points, seed, scale=0.3):
 
 def compiled(density, *names):
     """Return the compiled PyTensor functions behind ``logp``, ``logp_grad`` or ``products``."""
-    makers = {
-        "products": density.second._compile_products,
-        "squares": density.second.gauss_newton._compile_squares,
-    }
+    makers = {"products": lambda: density.second.compiled(), "squares": lambda: density.by_observation.squares()}
     functions = density.functions
     made = [
         functions.once(name, makers.get(name) or functools.partial(density.compiled, name))

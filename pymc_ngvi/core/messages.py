@@ -100,11 +100,9 @@ class Reason(StrEnum):
     # Of log p as a sum over rows.
     NO_PREDICTORS = auto()  # no sum over functions of a few linear predictors
     NOT_ALL_ROWS = auto()  # a part of log p is no row
-    NOT_LIFTED = auto()  # an element depends on too much, or in a way that is not understood
     # Of derivatives.
     NO_HESSIANS = auto()  # at points
     NO_RULE = auto()  # an operation is not known, or has no derivative
-    NO_LAYERS = auto()  # rows are not kept apart by an operation
     # Of what was built of a model.
     NOT_REUSED = auto()  # the next fit needs something else
     # Of the form in which values were asked for.
@@ -165,16 +163,8 @@ class PatternWidened(OtherForm):
     """The Hessian had entries outside its pattern, which has them now: values have another form."""
 
 
-class PatternLacks(OtherForm):
-    """The Hessian has entries outside its pattern, which still lacks them."""
-
-
 class RowsGivenUp(OtherForm):
     """Rows are not all of log p: it is evaluated without them from now on."""
-
-
-class RowHessianGivenUp(OtherForm):
-    """Second derivatives of rows are not those of log p: its Hessian, and the pattern, are found without them."""
 
 
 class Unavailable(Refused):

@@ -167,7 +167,7 @@ class ByRows:
     @property
     def seen(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
-        return None if self.found is None else self._of_terms("space", seen_from_rows)
+        return self._of_terms("space", seen_from_rows)
 
     @property
     def pointwise(self) -> Pointwise | None:
@@ -425,14 +425,12 @@ def _united(kinds: list[RowKind]) -> list[RowKind]:
     for kind in kinds:
         key = (kind.n_directions, *((p.is_coordinate, p.coordinates.tobytes()) for p in kind.predictors))
         alike.setdefault(key, []).append(kind)
-    return [group[0] if len(group) == 1 else _joined(group) for group in alike.values()]
-
-
-def _joined(group: list[RowKind]) -> RowKind:
-    first = group[0]
-    slots = []
-    for same in zip(*(kind.predictors for kind in group), strict=True):
-        index = np.concatenate([p.depends.index for p in same])
-        number = np.concatenate([p.number for p in same])
-        slots.append(PredictorKind(Dependence(same[0].depends.sets, index), number, same[0].is_coordinate))
-    return RowKind(first.variable, first.role, tuple(slots), first.n_directions)
+    united = []
+    for group in alike.values():
+        slots = []
+        for same in zip(*(kind.predictors for kind in group), strict=True):
+            index = np.concatenate([p.depends.index for p in same])
+            number = np.concatenate([p.number for p in same])
+            slots.append(replace(same[0], depends=Dependence(same[0].depends.sets, index), number=number))
+        united.append(replace(group[0], predictors=tuple(slots)))
+    return united

@@ -75,7 +75,11 @@ def quadratic_guide(density: LogDensity, structure: Partition) -> Variable:
             f"The model has no observed variables, and reparam='rvb1' takes its guide from data. {_INSTEAD}"
         )
     found = [_recognised(rv) for rv in model.observed_RVs]
-    expanded = [(rv, *f) for rv, f in zip(model.observed_RVs, found, strict=True) if f[0].expand is not None]
+    expanded = [
+        (rv, kind.expand, eta)
+        for rv, (kind, eta) in zip(model.observed_RVs, found, strict=True)
+        if kind.expand is not None
+    ]
     by_expansion = {rv for rv, _, _ in expanded}
     rest = logp_of([factor for factor in density.graphs.factors if factor.variable not in by_expansion])
     with without_c():
@@ -83,11 +87,10 @@ def quadratic_guide(density: LogDensity, structure: Partition) -> Variable:
         values = pytensor.function([], [model.rvs_to_values[rv] for rv, _, _ in expanded], mode=quick_mode())()
         data = [np.asarray(value, dtype=np.float64) for value in values]
         groups = _groups(density, structure, density.graphs.on_flat_vector(etas), [y.shape for y in data])
-    terms = [
-        _expansion(kind, eta, y, group)
-        for (_, kind, _), eta, y, group in zip(expanded, etas, data, groups, strict=True)
-    ]
-    return pt.add(rest, *terms) if terms else rest
+    for (_, expand, _), eta, y, group in zip(expanded, etas, data, groups, strict=True):
+        centre, first, second = expand(y, group)  # of the second order, without its constant
+        rest = rest + (first * (eta - centre) + 0.5 * second * (eta - centre) ** 2).sum()
+    return rest
 
 
 # --- what a model says ------------------------------------------------------------------------------------------------
@@ -151,14 +154,6 @@ def _groups(
 
 
 # --- expansions -------------------------------------------------------------------------------------------------------
-
-
-def _expansion(kind: _Likelihood, eta: Variable, y: Array, group: Indices) -> Variable:
-    """Return the second-order expansion of a log likelihood, without its constant."""
-    assert kind.expand is not None
-    centre, first, second = kind.expand(y, group)
-    away = eta - centre
-    return (first * away + 0.5 * second * away**2).sum()
 
 
 def _group_means(y: Array, group: Indices) -> Array:
@@ -239,7 +234,16 @@ class GuideFunctions:
 
     def _evaluate(self, name: str, theta: Array, *directions: Array) -> list[Array]:
         if name not in self._functions:
-            self._functions[name] = self._compiled(name, 2 + len(directions))
+            with self.density.functions.timed():
+                given = self._inputs[: 2 + len(directions)]
+                matrices = [pt.matrix(dtype="float64", shape=(None, *var.type.shape)) for var in given]
+                with without_c():
+                    flat = [var for part in self._graphs[name] for var in part]
+                    batched = vectorised(flat, dict(zip(given, matrices, strict=True)))
+                    # What depends on no input comes back without the axis.
+                    n_rows = matrices[0].shape[0]
+                    batched = [b if b.type.ndim == 2 else pt.broadcast_to(b, (n_rows, b.shape[0])) for b in batched]
+                self._functions[name] = self.density.functions.compile(matrices, batched)
         results = [np.zeros_like(theta) for _ in self._graphs[name]]
         local, fill = self._where[0], self.density.functions.filled_up
         inputs = [*(theta[:, at] for at in self._where), *(along[:, local] for along in directions)]
@@ -250,18 +254,6 @@ class GuideFunctions:
                 for at, output in zip(self._where, [next(outputs) for _ in graphs], strict=False):
                     result[rows, at] = np.asarray(output)[: rows.stop - rows.start]
         return results
-
-    def _compiled(self, name: str, n_inputs: int) -> Function:
-        with self.density.functions.timed():
-            given = self._inputs[:n_inputs]
-            matrices = [pt.matrix(dtype="float64", shape=(None, *var.type.shape)) for var in given]
-            with without_c():
-                outputs = [var for graphs in self._graphs[name] for var in graphs]
-                batched = vectorised(outputs, dict(zip(given, matrices, strict=True)))
-                # What depends on no input comes back without the axis.
-                n_rows = matrices[0].shape[0]
-                batched = [b if b.type.ndim == 2 else pt.broadcast_to(b, (n_rows, b.shape[0])) for b in batched]
-            return self.density.functions.compile(matrices, batched)
 
 
 def _constant(shared: Variable) -> Variable:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 
 from pytensor.graph import Variable, ancestors, graph_replace
 from pytensor.tensor.random.op import RNGConsumerOp
 from scipy import sparse
 
+from pymc_ngvi.core.messages import listed
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.density.info import Values, unconstrained_variables
@@ -32,7 +34,7 @@ def on_draws(model: pm.Model, layout: Layout, outputs: list[Variable]) -> OnDraw
     numbers, draws are evaluated one by one.
     """
     with without_c():
-        theta = graph.flat_input(layout)
+        theta = pt.vector("theta", dtype="float64", shape=(layout.n_dim,))
         outputs = graph.on_flat_vector(model, layout, outputs, theta)
         outputs = graph.simplify(outputs, check_bounds=model.check_bounds)
         # Vectorised, a random number that does not depend on theta would be the same in every draw.
@@ -171,8 +173,6 @@ class Constrainer:
 _MOST = 300
 #: Time of the evaluations, as a part of that of the gradients that moved the draws, and seconds in any case.
 _PART, _FLOOR = 0.15, 0.02
-#: Names in a list.
-_N_NAMED = 4
 #: The group of linear predictors.
 PREDICTORS = "linear predictors"
 
@@ -267,14 +267,13 @@ class Functionals:
     def of_elements(self) -> str:
         """Return how many there are, in words."""
         named = [f"{PREDICTORS}" if g.name == PREDICTORS else f"`{g.name}`" for g in self.groups]
-        names = ", ".join(named[:_N_NAMED]) + (f" and {len(named) - _N_NAMED} more" if len(named) > _N_NAMED else "")
         sums = ", and sums" if any(g.has_sum for g in self.groups) else ""
         n = sum(len(g.index) for g in self.groups)
-        return f"{n:,} element{'s'[: n != 1]} of {names}{sums}"
+        return f"{n:,} element{'s'[: n != 1]} of {listed(named, '{}')}{sums}"
 
     def affordable(self, seconds: float) -> int:
         """Return how many draws can be evaluated in estimated seconds, beside some that always may be."""
-        return int((_PART * seconds + _FLOOR) / max(self.seconds, 1e-9))
+        return int((_PART * seconds + _FLOOR) / max(self.seconds, np.finfo(np.float64).tiny))
 
     def where(self, column: int) -> tuple[Group, int]:
         """Return the group of a column, and which of its columns that is."""

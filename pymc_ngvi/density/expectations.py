@@ -11,12 +11,11 @@ import numpy as np
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.graph.basic import Variable
 from scipy import linalg, sparse
 
-from pymc_ngvi.core.messages import Reason, RefusedFor
+from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.sizes import MOST_NUMBERS, STREAMED
-from pymc_ngvi.core.types import Array, Bends, Bools, Expectation, Indices, RowRules, Spread
+from pymc_ngvi.core.types import Array, Bends, Expectation, Indices, RowRules, Spread
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.predictors import ROUNDING, Compile, JointPredictors, Reading
@@ -24,7 +23,7 @@ from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, changed, row_slices
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Seen, symmetric
 from pymc_ngvi.rows.many import ManyRows, priors_of
-from pymc_ngvi.rows.row_hessian import NO_PATTERNS, FirstDerivatives, Patterns, PredictorMeanHessian, RowGradient
+from pymc_ngvi.rows.row_hessian import NO_PATTERNS, FirstDerivatives, Patterns, PredictorMeanHessian
 from pymc_ngvi.rows.separable import is_quadratic
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
@@ -186,18 +185,21 @@ class Expectations:
 # --- log p and its gradient at points, where log p is a sum over rows: nothing is compiled for these ---
 
 
-#: From points to whether log p is finite there, as far as its conditions tell.
-type Holds = Callable[[Array], Bools]
-
-
-@dataclass(frozen=True, eq=False)
 class Pointwise:
     """Log p by its rows, and -inf where a condition fails that rows leave out."""
 
-    rows: Expectations
-    gradient: RowGradient
-    #: None where no condition is left out.
-    holds: Holds | None
+    def __init__(
+        self,
+        rows: Expectations,
+        kinds: Sequence[FirstDerivatives],
+        holds: Callable[[Array], NDArray[np.bool_]] | None,
+    ) -> None:
+        self._rows, self._kinds = rows, kinds
+        #: From predictors to whether conditions hold, each; None where no condition is left out.
+        self._holds = holds
+        places = np.concatenate([np.empty(0, dtype=np.int64), *(at for kind in kinds for at in kind.places)])
+        entries = np.ones(len(places)), (places, np.arange(len(places)))
+        self._to_predictors = sparse.csr_array(entries, shape=(len(rows.terms.slope), len(places)))
 
     @classmethod
     def of(cls, rows: Expectations, compile_: Compile) -> "Pointwise | None":
@@ -209,32 +211,48 @@ class Pointwise:
         known = [kind for kind in found if kind is not None]
         if len(known) < len(found):
             return None
-        gradient = RowGradient(rows.linear_map, rows.terms.slope, known)
-        vector = rows.predictors.vector
-        return cls(rows, gradient, _compiled(conditions, vector, compile_) if conditions else None)
+        if not conditions:
+            return cls(rows, known, None)
+        with without_c():
+            each = pt.stack([condition.reshape(()) for condition in conditions])
+            points, [values] = graph.over_draws([each], rows.predictors.vector)
+        return cls(rows, known, compile_([points], values))
 
+    # Densities overflow far from the mode: the caller sees what is not finite.
+    @np.errstate(all="ignore")
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,), at points (n_points, n_dim)."""
-        with np.errstate(all="ignore"):
-            return self._within(theta, self.rows.at(theta))
+        return self._within(theta, self._rows.at(theta))
 
+    @np.errstate(all="ignore")
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p and its gradient, (n_points, n_dim)."""
-        total, grad = self.gradient(theta)
-        return self._within(theta, self.rows.constant + total), grad
+        at_once = max(1, STREAMED // max(*self._to_predictors.shape, 1))
+        total, grad = np.empty(len(theta)), np.empty(theta.shape)
+        for at in row_slices(len(theta), at_once):
+            total[at], grad[at] = self._few(theta[at])
+        return self._within(theta, self._rows.constant + total), grad
+
+    def _few(self, theta: Array) -> tuple[Array, Array]:
+        linear, slope = self._rows.linear_map, self._rows.terms.slope
+        eta = linear(theta)
+        total: Array = eta @ slope
+        slopes, start = np.empty((self._to_predictors.shape[1], len(theta))), 0
+        for kind in self._kinds:
+            value, found = kind(eta)
+            total += value
+            for part in found:
+                slopes[start : start + len(part)] = part
+                start += len(part)
+        by_predictor: Array = self._to_predictors @ slopes
+        by_predictor += slope[:, None]
+        return total, linear.transposed_times(by_predictor.T)
 
     def _within(self, theta: Array, logp: Array) -> Array:
-        if self.holds is not None and len(theta):
-            logp[~self.holds(self.rows.predictors.linear_map(theta))] = -np.inf
+        if self._holds is not None and len(theta):
+            hold = np.asarray(self._holds(self._rows.predictors.linear_map(theta)), dtype=np.bool_)
+            logp[~hold.all(axis=1)] = -np.inf
         return logp
-
-
-def _compiled(conditions: list[Variable], predictors: Variable, compile_: Compile) -> Holds:
-    with without_c():
-        each = pt.stack([condition.reshape(()) for condition in conditions])
-        points, [values] = graph.over_draws([each], predictors)
-    function = compile_([points], values)
-    return lambda eta: np.asarray(function(eta), dtype=np.bool_).all(axis=1)
 
 
 # --- coordinates that the data see through fewer predictors than there are coordinates ---
@@ -373,12 +391,6 @@ def _fixed_normals(rows: Expectations) -> tuple[Indices, Indices, Array, Array, 
 
 #: Why terms can't be told apart.
 SEVERAL = "an element of log p depends on several blocks of local coordinates at once"
-
-
-class CannotSplit(RefusedFor):
-    """A term of log p depends on local coordinates that are not on one path."""
-
-    reason = Reason.NOT_SPLIT
 
 
 #: A `pymc_ngvi.marginal.quadrature.Forest`, which is above.
@@ -550,7 +562,7 @@ def owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Indices:
     order = np.argsort(forest.level[place], kind="stable")
     owner[row[order]] = place[order]  # the deepest comes last
     if (forest.path[owner[row], forest.level[place]] != place).any():
-        raise CannotSplit(SEVERAL)
+        raise NotApart(SEVERAL)
     return owner
 
 

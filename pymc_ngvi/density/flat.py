@@ -35,8 +35,9 @@ from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.loops import hold_by_rows
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
-from pymc_ngvi.ops.jets import MOST_DIMENSIONS, Jets, NoJet, Program, forward_mode
+from pymc_ngvi.ops.jets import MOST_DIMENSIONS, Jets, Program, forward_mode
 from pymc_ngvi.reading.predictors import DataSeen, Factor, Reading, Terms
+from pymc_ngvi.rows.programs import CannotFollow
 
 
 @dataclass
@@ -73,7 +74,7 @@ class FlatGraphs:
         self.model, self.layout, self.factors = model, layout, factors
         self.is_large = False
         with without_c():  # constants are computed by running their graphs
-            self.theta = graph.flat_input(layout)
+            self.theta = pt.vector("theta", dtype="float64", shape=(layout.n_dim,))
             sums = [factor.logp.sum() for factor in factors]
             self.minibatches = Minibatches(sums)
             sums = self.on_flat_vector(sums)
@@ -95,7 +96,7 @@ class FlatGraphs:
         try:
             with without_c():
                 return forward_mode(self.logp, self.theta)
-        except NoJet:
+        except CannotFollow:
             return None
 
     @functools.cached_property

@@ -1,6 +1,5 @@
 """The Gauss-Newton matrix of a model, in the place of its Hessian: -sum_i g_i g_i^T, and the Hessian of the prior."""
 
-import functools
 import math
 
 from collections import defaultdict
@@ -21,16 +20,16 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.special import LogAddExp
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
-from pymc_ngvi.core.messages import Reason, RefusedFor, logger
+from pymc_ngvi.core.messages import NotApart, logger
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import Array, Independent, Indices, MeanHessian, Outer, Target, Whitener
 from pymc_ngvi.density.flat import FlatGraphs, Functions
+from pymc_ngvi.density.hessians import GraphHessian, ModelHessian, units
 from pymc_ngvi.density.info import likelihood_rows
-from pymc_ngvi.density.sparse_hessian import CoordinateHessian, SparseHessian, units
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.graphs.loops import MOST_DRAWS, vectorised
 from pymc_ngvi.graphs.rewrites import copy_of
 from pymc_ngvi.ops import cost
 from pymc_ngvi.ops.registry import operation
@@ -39,65 +38,11 @@ from pymc_ngvi.reading.predictors import ROUNDING
 # --- a log density taken apart for Gauss-Newton: the log densities of rows, their scales, and the rest ---
 
 
-#: What PyTensor raises where an operation has no derivative.
-NO_DERIVATIVE = (NotImplementedError, MethodNotDefined, TypeError)
-
-
-class GaussNewtonGraphs:
-    """The graphs on the flat vector; nothing is built before it is asked for."""
-
-    def __init__(self, graphs: FlatGraphs, functions: Functions, start: Array, widest: int) -> None:
-        self.graphs, self.functions, self.start, self.widest = graphs, functions, start, widest
-        self.theta = graphs.theta
-        self.n_in_call = int(np.clip(2 * CACHED_ELEMENTS // max(widest, 1), 16, 4096))
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return what to pickle: graphs are made again."""
-        return {name: value for name, value in self.__dict__.items() if name != "_made"}
-
-    @functools.cached_property
-    def _made(self) -> tuple[list[Variable], list[Variable], Variable]:
-        with without_c():
-            rows, scales, rest = likelihood_rows(self.graphs.model, self.graphs.factors)
-            *rows, rest = self.graphs.simplify(self.graphs.on_flat_vector([*rows, *scales, rest]))
-        return rows[: len(scales)], rows[len(scales) :], rest
-
-    @property
-    def rows(self) -> list[Variable]:
-        """Log densities of the elements of observed variables."""
-        return self._made[0]
-
-    @property
-    def scales(self) -> list[Variable]:
-        """The factors in them: ``total_size`` / batch size."""
-        return self._made[1]
-
-    @property
-    def rest(self) -> Variable:
-        """The rest of log p."""
-        return self._made[2]
-
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of the log densities of rows, with the data as they are now."""
-        static = [row.type.shape for row in self.rows]
-        if not any(None in shape for shape in static):
-            return static
-        outputs, compile_ = [row.shape for row in self.rows], self.functions.compile_for_few
-        function = self.functions.once("shapes of rows", lambda: compile_([self.theta], outputs))
-        return [tuple(int(n) for n in shape) for shape in function(self.start)]
-
-
 # --- where the free variables of a model meet the rows of its data: from the graph of the log densities of these ---
 #
 # Each variable of the graph has at most one axis of rows. It is followed from the log densities back through the
 # operations that keep rows apart, to the places where what all rows share comes in: as weights of a matrix product, or
 # element by element.
-
-
-class NoLayers(RefusedFor):
-    """An operation is not known to keep rows apart, or the rows have no axis of their own."""
-
-    reason = Reason.NO_LAYERS
 
 
 @dataclass(frozen=True)
@@ -138,26 +83,15 @@ class Copied:
         return slope.dimshuffle(order)
 
 
-@dataclass(frozen=True)
-class Own:
-    """Elements of theta that are of one row each, or of one group of rows."""
-
-    #: No element of theta is twice in a row of it.
-    tap: Variable
-
-    @property
-    def shared(self) -> Variable:
-        """The same."""
-        return self.tap
-
-
-Tap = DenseLayer | Copied | Own
+#: Elements of theta that are of one row each, or of one group of rows, are a `Copied` of their own: ``tap`` and
+#: ``shared`` are the same, and no element of theta is twice in a row of it.
+Tap = DenseLayer | Copied
 
 
 def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
     """Find where theta comes into the log densities of rows, along their first axis."""
     if row.type.ndim not in (1, 2) or row.type.broadcastable[0]:
-        raise NoLayers("one row")
+        raise NotApart("one row")
     fgraph = copy_of([row])
     search = _TapSearch(fgraph, theta)
     search.assign(fgraph.outputs[0], 0)
@@ -166,7 +100,7 @@ def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
             if out in search.axes:
                 search.follow(node, out, search.axes[out])
     if theta in search.axes:
-        search.taps.append(Own(theta))
+        search.taps.append(Copied(theta, theta, 0))
     return fgraph.outputs[0], search.taps
 
 
@@ -195,13 +129,13 @@ class _TapSearch:
     def assign(self, var: Variable, axis: int) -> None:
         """Note which axis of a variable is that of rows."""
         if var in self._depends and self.axes.setdefault(var, axis) != axis:
-            raise NoLayers("two axes of rows")
+            raise NotApart("two axes of rows")
 
     def follow(self, node: Apply, out: Variable, axis: int) -> None:
         """Go on from the output of a node to its inputs."""
         op = node.op
         if is_part(out, self._theta):
-            self.taps.append(Own(out))
+            self.taps.append(Copied(out, out, axis))
         elif isinstance(op, Elemwise | LogAddExp) and all(i.type.ndim == out.type.ndim for i in node.inputs):
             self._elementwise(node, out, axis)
         elif isinstance(op, Dot):
@@ -212,18 +146,18 @@ class _TapSearch:
         elif isinstance(op, AdvancedSubtensor):
             source, index, *_ = node.inputs
             if axis != 0 or node.op.idx_list[0] != 0 or "int" not in index.type.dtype:
-                raise NoLayers("an index")
+                raise NotApart("an index")
             if _counts_rows(index, source):
                 self.assign(source, 0)
             elif is_part(source, self._theta) and index.type.ndim == 1 and len(node.inputs) == 2:
-                self.taps.append(Own(out))
+                self.taps.append(Copied(out, out, axis))
             else:
-                raise NoLayers("an index")
+                raise NotApart("an index")
         else:
             rule = operation(op).axis
             found = None if isinstance(rule, str) or isinstance(op, Blockwise) else rule(node, out, axis)
             if found is None:
-                raise NoLayers(str(op))
+                raise NotApart(str(op))
             for var in node.inputs:
                 self.assign(var, found)
 
@@ -288,7 +222,7 @@ def _by_column(function: Callable[..., Variable], row: Variable, theta: Variable
         return function((weights * row).sum(), row, theta, taps)
     n_columns = row.type.shape[1]
     if n_columns is None:
-        raise NoLayers("columns without a number")
+        raise NotApart("columns without a number")
     unit = pt.vector("unit", dtype="float64", shape=(n_columns,))
     total = function((weights * row * unit).sum(), row, theta, taps)
     return vectorised([total], {unit: pt.constant(np.eye(n_columns))})[0]
@@ -311,39 +245,26 @@ def _squares(cost: Variable, row: Variable, theta: Variable, taps: list[Tap]) ->
 def _gradients(cost: Variable, row: Variable, theta: Variable, taps: list[Tap]) -> Variable:
     slopes, total = _slopes(cost, taps), pt.zeros((row.shape[0], theta.type.shape[0]))
     for piece, (at, its) in _uses(taps, theta).items():
-        gradients = _each_row(piece, _shared(its), slopes)
+        gradients = _each_row(piece, its, slopes)
         if len(at):
             where = total[:, int(at[0]) : int(at[-1]) + 1]
             total = pt.inc_subtensor(where, gradients.reshape((row.shape[0], len(at))))
     return total
 
 
-def _shared(taps: list[Tap]) -> list[DenseLayer | Copied]:
-    """Return taps of what all rows share."""
-    shared = [tap for tap in taps if isinstance(tap, DenseLayer | Copied)]
-    if len(shared) < len(taps):
-        raise NoLayers("parts of single rows")
-    return shared
-
-
 def _uses(taps: list[Tap], theta: Variable) -> dict[Variable, tuple[Indices, list[Tap]]]:
     """Return the parts of theta that do not overlap, each with its indices and the taps that it leads to."""
     uses: defaultdict[Variable, list[Tap]] = defaultdict(list)
     for tap in taps:
-        for piece in _pieces(tap.shared, theta):
+        nodes = [v.owner for v in ancestors([tap.shared]) if v.owner is not None and theta in v.owner.inputs]
+        pieces = dict.fromkeys(node.outputs[0] if isinstance(node.op, Subtensor) else theta for node in nodes)
+        for piece in pieces or [theta]:
             uses[piece].append(tap)
     parts = [_elements(piece, theta) for piece in uses]
     every = np.concatenate([np.empty(0, dtype=np.intp), *parts])
     if len(np.unique(every)) < len(every):
-        raise NoLayers("parts that overlap")
+        raise NotApart("parts that overlap")
     return {piece: (at, its) for at, (piece, its) in zip(parts, uses.items(), strict=True)}
-
-
-def _pieces(var: Variable, theta: Variable) -> list[Variable]:
-    """Return the parts of theta, as they are taken from it, that a variable depends on."""
-    nodes = dict.fromkeys(v.owner for v in ancestors([var]) if v.owner is not None and theta in v.owner.inputs)
-    pieces = [node.outputs[0] if isinstance(node.op, Subtensor) else theta for node in nodes]
-    return list(dict.fromkeys(pieces)) or [theta]
 
 
 def _elements(piece: Variable, theta: Variable) -> Indices:
@@ -354,11 +275,11 @@ def _elements(piece: Variable, theta: Variable) -> Indices:
     [index] = indices_from_subtensor(piece.owner.inputs[1:], piece.owner.op.idx_list)
     bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
     if not all(bound is None or isinstance(bound, Constant) for bound in bounds):
-        raise NoLayers("a part that is not fixed")
+        raise NotApart("a part that is not fixed")
     values = [None if bound is None else int(bound.data) for bound in bounds]
     at = np.atleast_1d(every[slice(*values)] if isinstance(index, slice) else every[values[0]])
     if not np.array_equal(at, np.arange(at[0], at[0] + len(at)) if len(at) else at):
-        raise NoLayers("a part with gaps")
+        raise NotApart("a part with gaps")
     return at
 
 
@@ -371,13 +292,12 @@ def _of_piece(
     alike = all(tap.shared is weights for tap in dense) and len(dense) == len(taps) <= _MOST_USES
     if alike and is_part(weights, theta):
         return _back(weights, _products(dense, slopes), piece)
-    if len(taps) == 1 and isinstance(taps[0], Own):
+    if len(taps) == 1 and taps[0].tap is taps[0].shared:
         return _back(taps[0].tap, slopes[taps[0].tap] ** 2, piece)
-    shared = _shared(taps)
-    sizes = [int(np.prod([n or 1 for n in tap.shared.type.shape])) for tap in shared]
+    sizes = [int(np.prod([n or 1 for n in tap.shared.type.shape])) for tap in taps]
     if (n_rows or 1) * sum(sizes) > _MOST_ELEMENTS:
-        raise NoLayers("too many derivatives")
-    return (_each_row(piece, shared, slopes) ** 2).sum(axis=0)
+        raise NotApart("too many derivatives")
+    return (_each_row(piece, taps, slopes) ** 2).sum(axis=0)
 
 
 def _products(taps: list[DenseLayer], slopes: dict[Variable, Variable]) -> Variable:
@@ -398,8 +318,10 @@ def _back(var: Variable, values: Variable, piece: Variable) -> Variable:
     return pt.grad((var * values).sum(), piece, consider_constant=[values])
 
 
-def _each_row(piece: Variable, taps: list[DenseLayer | Copied], slopes: dict[Variable, Variable]) -> Variable:
+def _each_row(piece: Variable, taps: list[Tap], slopes: dict[Variable, Variable]) -> Variable:
     """Return the gradient of each row with respect to a part of theta, (n_rows, ...)."""
+    if any(tap.tap is tap.shared for tap in taps):
+        raise NotApart("parts of single rows")
     along = [tap.shared.type() for tap in taps]
     cost = pt.add(
         pt.constant(0.0), *[(tap.shared * direction).sum() for tap, direction in zip(taps, along, strict=True)]
@@ -418,7 +340,7 @@ _N_CHECKED, _N_POINTS = 6, 2
 _RELATIVE = 1e-6
 
 
-def agrees(parts: GaussNewtonGraphs, weights: list[Variable], total: Variable) -> bool:
+def agrees(parts: "GaussNewton", weights: list[Variable], total: Variable) -> bool:
     """Tell whether sums of squares are those of explicit gradients, at random points, of rows at random."""
     rng = np.random.default_rng(0)
     weighted = [(w * row).sum() for w, row in zip(weights, parts.rows, strict=True)]
@@ -426,42 +348,36 @@ def agrees(parts: GaussNewtonGraphs, weights: list[Variable], total: Variable) -
     outputs = parts.graphs.simplify([total, grad, *parts.scales])
     function = parts.functions.compile_for_few([parts.theta, *weights], outputs)
     shapes = parts.shapes()
-    for _ in range(_N_POINTS):
-        point = parts.start + 0.5 * rng.standard_normal(len(parts.start))
-        with np.errstate(all="ignore"):
-            if not _agrees_at(function, point, shapes, rng):
-                return False
-    return True
-
-
-def _agrees_at(function: Function, point: Array, shapes: list[tuple[int, ...]], rng: np.random.Generator) -> bool:
-    """Tell whether squares are those of explicit gradients of single rows, at one point."""
     n_each = [int(np.prod(shape)) for shape in shapes]
     ends = np.cumsum([0, *n_each])
-    chosen = rng.choice(ends[-1], size=min(_N_CHECKED, ends[-1]), replace=False)
-    factors = rng.uniform(0.5, 2.0, size=len(chosen))
 
     def at(which: Indices, values: Array) -> list[Array]:
         flat = np.zeros(ends[-1])
         flat[which] = values
-        parts = zip(ends[:-1], ends[1:], shapes, strict=True)
-        return [np.ascontiguousarray(flat[a:b].reshape(shape)) for a, b, shape in parts]
+        bounds = zip(ends[:-1], ends[1:], shapes, strict=True)
+        return [np.ascontiguousarray(flat[a:b].reshape(shape)) for a, b, shape in bounds]
 
-    total, _, *others = function(point, *at(chosen, factors))
-    scales = np.repeat([float(s) for s in others], n_each)
-    expected = np.zeros(len(point))
-    for element, factor in zip(chosen, factors, strict=True):
-        gradient = function(point, *at(np.array([element]), np.array([factor])))[1]
-        expected += gradient**2 / scales[element]
-    close = np.abs(total - expected) <= _RELATIVE * np.abs(expected) + ROUNDING * expected.max(initial=0.0)
-    return bool(np.all(np.isfinite(expected)) and np.all(close))
+    for _ in range(_N_POINTS):
+        point = parts.start + 0.5 * rng.standard_normal(len(parts.start))
+        chosen = rng.choice(ends[-1], size=min(_N_CHECKED, ends[-1]), replace=False)
+        factors, expected = rng.uniform(0.5, 2.0, size=len(chosen)), np.zeros(len(point))
+        with np.errstate(all="ignore"):
+            total, _, *others = function(point, *at(chosen, factors))
+            scales = np.repeat([float(s) for s in others], n_each)
+            for element, factor in zip(chosen, factors, strict=True):
+                gradient = function(point, *at(np.array([element]), np.array([factor])))[1]
+                expected += gradient**2 / scales[element]
+            close = np.abs(total - expected) <= _RELATIVE * np.abs(expected) + ROUNDING * expected.max(initial=0.0)
+        if not (np.all(np.isfinite(expected)) and np.all(close)):
+            return False
+    return True
 
 
 # --- what is made of the gradients of all rows in one backward pass, where a check on single rows agrees ---
 
 
 def by_layers(
-    parts: GaussNewtonGraphs,
+    parts: "GaussNewton",
     of_rows: Callable[[list[Variable]], Variable],
     squares_of: Callable[[Variable], Variable] = lambda found: found,
 ) -> tuple[Variable, Variable, Variable] | None:
@@ -481,7 +397,7 @@ def by_layers(
             ones = {w: pt.ones_like(row) for w, row in zip(weights, parts.rows, strict=True)}
             [found] = parts.graphs.simplify(list(graph_replace([found], ones, strict=False)))
             draws, [batched] = graph.over_draws([found], parts.theta)
-    except (NoLayers, graph.MissingDerivativeError, *NO_DERIVATIVE) as error:
+    except (NotApart, graph.MissingDerivativeError, NotImplementedError, MethodNotDefined, TypeError) as error:
         logger.debug("No gradients by layers: %s", error)
         return None
     return found, draws, batched
@@ -490,9 +406,6 @@ def by_layers(
 # --- the sums over rows of squared gradients: the diagonal of the Gauss-Newton matrix ---
 # Squares are found in one of two ways. By layers: one backward pass for all rows, where the graph shows that rows do
 # not depend on each other, and a check on single rows agrees. By axes: the derivatives of all rows along each axis.
-
-#: Draws in one call, at most.
-_MOST_DRAWS = 64
 
 #: How squares, or gradients, are found.
 Way = Literal["layers", "axes"]
@@ -515,7 +428,7 @@ class RowFunction:
             yield at, np.asarray(self.function(np.ascontiguousarray(point), block))
 
 
-def by_axes(parts: GaussNewtonGraphs) -> RowFunction:
+def by_axes(parts: "GaussNewton") -> RowFunction:
     """Return what finds the derivatives of all rows along single axes."""
     with without_c():
         direction = parts.theta.type("direction")
@@ -523,43 +436,7 @@ def by_axes(parts: GaussNewtonGraphs) -> RowFunction:
         scaled = [d.ravel() / pt.sqrt(s) for d, s in zip(derivatives, parts.scales, strict=True)]
         along = parts.graphs.simplify([pt.concatenate(scaled)])
         directions, [batched] = graph.over_draws(along, direction)
-    return RowFunction("axes", parts.functions.compile([parts.theta, directions], batched), parts.n_in_call)
-
-
-# --- the Hessian of all of log p but the log densities of rows: priors with their Jacobians ---
-
-
-class Rest(CoordinateHessian):
-    """Means over draws of the Hessian. Nothing is built before something is asked for."""
-
-    def __init__(self, parts: GaussNewtonGraphs) -> None:
-        super().__init__(parts.functions, parts.n_in_call)
-        self._parts = parts
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return what to pickle: the pattern is found again."""
-        return {name: value for name, value in self.__dict__.items() if name != "sparse"}
-
-    @functools.cached_property
-    def sparse(self) -> SparseHessian:
-        """Its sparsity."""
-        parts = self._parts
-        return SparseHessian(
-            parts.rest, parts.theta, parts.start, parts.graphs.minibatches.rows, self.products_along, lambda: None
-        )
-
-    def _function(self) -> Function:
-        return self._functions.once("rest", self._compile)
-
-    def _compile(self) -> Function:
-        parts = self._parts
-        direction = parts.theta.type("direction")
-        with without_c():
-            [grad] = parts.graphs.simplify([graph.gradient(parts.rest, parts.theta)])
-            [product] = parts.graphs.simplify([graph.hessian_product(grad, parts.theta, direction)])
-            draws, directions, batched = graph.over_draws_and_directions(product, parts.theta, direction)
-            batched = pt.broadcast_to(batched, (draws.shape[0], directions.shape[0], draws.shape[1]))
-        return parts.functions.compile([draws, directions], batched)
+    return RowFunction("axes", parts.functions.compile([parts.theta, directions], batched), parts.rest.n_in_call)
 
 
 # --- the gradients of all rows at draws: what Gauss-Newton matrices with correlations are made of ---
@@ -569,11 +446,29 @@ class Rest(CoordinateHessian):
 _IN_CALL, _MOST = AT_ONCE, 2 * MOST_NUMBERS
 
 
-class GaussNewtonMatrix:
-    """Evaluates the Gauss-Newton matrix. Nothing is built before something is asked for."""
+class GaussNewton:
+    """Evaluates the Gauss-Newton matrix of a log density: that of its rows, and the Hessian of the rest.
 
-    def __init__(self, parts: GaussNewtonGraphs) -> None:
-        self.parts, self.rest = parts, Rest(parts)
+    Raises ValueError for models with Potentials, without observed variables, or with multivariate ones.
+    """
+
+    def __init__(self, graphs: FlatGraphs, functions: Functions, start: Array) -> None:
+        self.graphs, self.functions, self.start, self.theta = graphs, functions, start, graphs.theta
+        with without_c():
+            rows, scales, rest = likelihood_rows(graphs.model, graphs.factors)
+            *rows, rest = graphs.simplify(graphs.on_flat_vector([*rows, *scales, rest]))
+        #: Log densities of the elements of observed variables, and the factors in them: ``total_size`` / batch size.
+        self.rows, self.scales = rows[: len(scales)], rows[len(scales) :]
+        self.rest = GraphHessian(rest, graphs, functions, start)
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of the log densities of rows, with the data as they are now."""
+        static = [row.type.shape for row in self.rows]
+        if not any(None in shape for shape in static):
+            return static
+        outputs, compile_ = [row.shape for row in self.rows], self.functions.compile_for_few
+        function = self.functions.once("shapes of rows", lambda: compile_([self.theta], outputs))
+        return [tuple(int(n) for n in shape) for shape in function(self.start)]
 
     def mean_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the diagonal, (n_dim,); see `LogDensity.gauss_newton`."""
@@ -590,34 +485,34 @@ class GaussNewtonMatrix:
 
     def squares(self) -> RowFunction:
         """Return what evaluates the squares."""
-        return self.parts.functions.once("squares", self._compile_squares)
+        return self.functions.once("squares", self._compile_squares)
 
     def _compile_squares(self) -> RowFunction:
-        parts, theta = self.parts, self.parts.theta
+        theta = self.theta
 
         def squares(weights: list[Variable]) -> Variable:
-            triples = zip(parts.rows, weights, parts.scales, strict=True)
+            triples = zip(self.rows, weights, self.scales, strict=True)
             return pt.add(pt.zeros_like(theta), *[squares_by_rows(row, theta, w) / s for row, w, s in triples])
 
-        layers = by_layers(parts, squares)
+        layers = by_layers(self, squares)
         if layers is None:
-            return by_axes(parts)
+            return by_axes(self)
         found, draws, batched = layers
-        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([found]).widest, 1), 1, _MOST_DRAWS))
-        return RowFunction("layers", parts.functions.compile([draws], batched.sum(axis=0)), n_draws)
+        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([found]).widest, 1), 1, MOST_DRAWS))
+        return RowFunction("layers", self.functions.compile([draws], batched.sum(axis=0)), n_draws)
 
     def gradients(self, theta: Array) -> Iterator[Array]:
         """Go through the gradients of rows at draws, a few draws at a time: (n, n_dim).
 
         Each row counts with the root of its scale: -sum g g^T estimates the Hessian of all rows of the data.
         """
-        n_dim, n_rows = theta.shape[1], sum(map(math.prod, self.parts.shapes()))
+        n_dim, n_rows = theta.shape[1], sum(map(math.prod, self.shapes()))
         if n_rows * n_dim > _MOST:
             raise ValueError(
                 f"estimator='gauss_newton' with correlations holds the gradients of {n_rows:,} rows in {n_dim:,} "
                 f"dimensions, {8e-9 * n_rows * n_dim:.0f} GB: take pm.Minibatch, or family='diagonal'."
             )
-        gradients: RowFunction = self.parts.functions.once("row gradients", self._compile_gradients)
+        gradients: RowFunction = self.functions.once("row gradients", self._compile_gradients)
         if gradients.way == "layers":
             for rows in slices(len(theta), max(1, _IN_CALL // max(n_rows * n_dim, 1))):
                 yield np.asarray(gradients.function(np.ascontiguousarray(theta[rows]))).reshape(-1, n_dim)
@@ -629,47 +524,38 @@ class GaussNewtonMatrix:
             yield found
 
     def _compile_gradients(self) -> RowFunction:
-        parts, theta = self.parts, self.parts.theta
+        theta = self.theta
 
         def gradients(weights: list[Variable]) -> Variable:
-            triples = zip(parts.rows, weights, parts.scales, strict=True)
+            triples = zip(self.rows, weights, self.scales, strict=True)
             return pt.concatenate([gradients_by_rows(row, theta, w) / pt.sqrt(s) for row, w, s in triples], axis=0)
 
-        layers = by_layers(parts, gradients, lambda found: (found**2).sum(axis=0))
+        layers = by_layers(self, gradients, lambda found: (found**2).sum(axis=0))
         if layers is None:
-            return by_axes(parts)
+            return by_axes(self)
         _, draws, batched = layers
-        return RowFunction("layers", parts.functions.compile([draws], batched), 1)
+        return RowFunction("layers", self.functions.compile([draws], batched), 1)
 
 
 class GaussNewtonHessian(MeanHessian):
     """The mean over draws of the Gauss-Newton matrix."""
 
-    def __init__(self, matrix: GaussNewtonMatrix, theta: Array, counter: Target) -> None:
+    def __init__(self, matrix: Callable[[], GaussNewton], theta: Array, counter: Target) -> None:
         self._matrix, self._theta, self._counter = matrix, theta, counter
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
         self._counter.n_hessians += len(self._theta)
-        return self._matrix.mean_diagonal(self._theta)
+        return self._matrix().mean_diagonal(self._theta)
 
     def whitened(self, state: Whitener) -> Array:
         """Return the whitened curvature, as a state stores it: outer products of whitened gradients."""
         if isinstance(state, Independent):
             return super().whitened(state)
-        self._counter.n_hessians += len(self._theta)
+        matrix = self._matrix()
         with np.errstate(all="ignore"):
-            total = state.curvature(_RestHessian(self._matrix.rest, self._theta))
-            for gradients in self._matrix.gradients(self._theta):
+            total = state.curvature(ModelHessian(self._counter, matrix.rest, [self._theta]))
+            for gradients in matrix.gradients(self._theta):
                 whitened = state.whiten(gradients)
                 total = total + state.outer_mean(Outer(whitened, whitened, 0.0)) * (len(whitened) / len(self._theta))
         return total
-
-
-class _RestHessian(MeanHessian):
-    def __init__(self, rest: Rest, theta: Array) -> None:
-        self._rest, self._theta = rest, theta
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        return self._rest.mean_products(self._theta, directions)

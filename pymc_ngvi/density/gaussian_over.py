@@ -97,8 +97,8 @@ def numbers_of(given: RowsGiven, rows: ManyRows, x: Array) -> Numbers:
 _N_SAMPLES, _N_TRIED, _SPREAD, _SPREAD_OF_TRIED = 12, 3, 0.7, 2.0
 #: Parts of numbers that are rounding: of design weights, of second derivatives, of slopes beside the largest.
 _OF_DESIGNS, _OF_BENDS, _OF_SLOPES = 1e-9, 1e-8, 1e-7
-#: The same of log p, near the posterior.
-_OF_LOGP, _N_POINTS = 1e-7, 2
+#: Points near the posterior at which log p is compared, as closely as slopes are.
+_N_POINTS = 2
 #: Steps to the mode: the second and third see to the rounding of the first.
 _STEPS = 3
 #: Products of functions at most.
@@ -222,7 +222,7 @@ class GaussianOver:
         logp = self.logp(values, np.concatenate([mode, mode + moves], axis=1))
         apart = logp[:, 1:] - logp[:, :1] + 0.5 * np.einsum("ndm,ndm->nm", base, base)
         size = len(self.x) + np.abs(logp[:, :1])
-        return bool((np.abs(apart) <= _OF_LOGP * size).all())
+        return bool((np.abs(apart) <= _OF_SLOPES * size).all())
 
 
 def gaussian_over(given: RowsGiven) -> GaussianOver | None:

@@ -243,15 +243,6 @@ _PASSES = 6
 _NO_ROWS = "pm.Minibatch needs at least one row of data to choose from; there are none."
 
 
-@dataclass(frozen=True)
-class _Index:
-    """The rows that one call of ``pm.Minibatch`` selects: uniform in low, ..., high - 1, with replacement."""
-
-    rows: Variable  # shared vector
-    low: Variable
-    high: Variable  # of a graph, for data may be shared variables
-
-
 class Minibatches:
     """The row indices of all ``pm.Minibatch`` calls that some graphs depend on.
 
@@ -260,26 +251,27 @@ class Minibatches:
 
     def __init__(self, outputs: list[Variable]) -> None:
         # PyMC clones graphs, but not the shared generator, which each call has for itself.
-        self._indices: dict[Variable, _Index] = {}
+        self._rows: dict[Variable, Variable] = {}  # shared vectors of row indices
+        #: Those of each call are uniform in low, ..., high - 1, with replacement: low and high, as data may be shared.
+        self._ends: list[Variable] = []
         self._function: Callable[..., Any] | None = None
         self._orders: dict[tuple[int, int, int], Indices] = {}  # of the pass under way, of each call
         for node in _index_nodes(_inline(outputs)):
-            if node.inputs[0] not in self._indices:
+            if node.inputs[0] not in self._rows:
                 [batch_size] = node.op.size_param(node).data
                 first = np.zeros(batch_size, dtype="int64")
-                rows = pytensor.shared(first, name="minibatch_rows", shape=(int(batch_size),))
-                low, high = node.op.dist_params(node)
                 # The bounds of a Minibatch of a Minibatch depend on indices, already made, of the one inside.
-                self._indices[node.inputs[0]] = _Index(rows, *self.hold([low, high]))
+                self._ends += self.hold(list(node.op.dist_params(node)))
+                self._rows[node.inputs[0]] = pytensor.shared(first, name="minibatch_rows", shape=(int(batch_size),))
         self.next_batch(np.random.default_rng(0))
 
     def __bool__(self) -> bool:
-        return bool(self._indices)
+        return bool(self._rows)
 
     @property
     def rows(self) -> list[Variable]:
         """The shared vectors of row indices, one for each call."""
-        return [index.rows for index in self._indices.values()]
+        return list(self._rows.values())
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled function is made again when it is needed."""
@@ -287,35 +279,34 @@ class Minibatches:
 
     def hold(self, outputs: list[Variable]) -> list[Variable]:
         """Return ``outputs`` with the rows of the current batch in place of those that PyMC draws at random."""
-        if not self._indices:
+        if not self._rows:
             return outputs
         outputs = _inline(outputs)
         rows = {
-            node.outputs[1]: self._indices[node.inputs[0]].rows
+            node.outputs[1]: self._rows[node.inputs[0]]
             for node in _index_nodes(outputs)
-            if node.inputs[0] in self._indices
+            if node.inputs[0] in self._rows
         }
         return list(graph_replace(outputs, rows, strict=False)) if rows else outputs
 
     def next_batch(self, rng: np.random.Generator) -> None:
         """Draw new rows from ``rng``, for every graph that `hold` returned."""
-        for index, low, high in zip(self._indices.values(), *self._bounds(), strict=True):
-            n_rows = index.rows.type.shape[0]
+        for rows, low, high in zip(self.rows, *self._bounds(), strict=True):
             if not low < high:
                 raise ValueError(_NO_ROWS)
-            index.rows.set_value(rng.integers(low, high, size=n_rows))
+            rows.set_value(rng.integers(low, high, size=rows.type.shape[0]))
 
     @property
     def n_batches(self) -> int:
         """Batches that make one pass through the data, of the call with most; 1 where there are none."""
-        sizes = [index.rows.type.shape[0] for index in self._indices.values()]
+        sizes = [rows.type.shape[0] for rows in self.rows]
         counts = [-(-(high - low) // n) for n, low, high in zip(sizes, *self._bounds(), strict=True)]
         return max(counts, default=1)
 
     def take_batch(self, seed: int, number: int) -> None:
         """Take batch ``number``, from 0, of passes through the data, each in a random order that ``seed`` tells."""
-        for call, (index, low, high) in enumerate(zip(self._indices.values(), *self._bounds(), strict=True)):
-            n_rows, size = index.rows.type.shape[0], high - low
+        for call, (rows, low, high) in enumerate(zip(self.rows, *self._bounds(), strict=True)):
+            n_rows, size = rows.type.shape[0], high - low
             if size < 1:
                 raise ValueError(_NO_ROWS)
             first, last = number * n_rows, (number + 1) * n_rows
@@ -323,7 +314,7 @@ class Minibatches:
             for which in range(first // size, -(-last // size)):  # a batch may end one pass and begin another
                 order = self._order(seed, which, call, size)
                 parts.append(order[max(first - which * size, 0) : last - which * size])
-            index.rows.set_value(low + np.concatenate(parts))
+            rows.set_value(low + np.concatenate(parts))
 
     def _order(self, seed: int, which: int, call: int, size: int) -> Indices:
         """Return the order of the rows in one pass; the last one of each call is kept."""
@@ -336,11 +327,10 @@ class Minibatches:
 
     def _bounds(self) -> tuple[list[int], list[int]]:
         """Return the first row and the number of rows of each call, from the data as they are now."""
-        if not self._indices:
+        if not self._rows:
             return [], []
-        bounds = [bound for index in self._indices.values() for bound in (index.low, index.high)]
         try:
-            self._function = self._function or quickly([], bounds)
+            self._function = self._function or quickly([], self._ends)
             values = [int(value.item()) for value in self._function()]  # of one element, but not of no axes
         except AssertionError as error:
             raise ValueError(
@@ -422,13 +412,8 @@ class DataSnapshot:
     """Remembers the data that a model had, to tell later whether it was changed."""
 
     def __init__(self, model: pm.Model) -> None:
-        self._model = model
-        self._take()
-
-    def _take(self) -> None:
-        """Remember the data as they are now, with lengths and labels of dims, which follow them."""
-        model = self._model
-        data = data_in(model)
+        self._model, data = model, data_in(model)
+        # Lengths and labels of dims follow the data.
         shared = [*data.values(), *(v for v in model.dim_lengths.values() if isinstance(v, SharedVariable))]
         self._arrays: dict[str, AnyArray] = {name: v.get_value(borrow=True) for name, v in data.items()}
         self._values = [(v, v.get_value(borrow=True)) for v in shared]

@@ -21,10 +21,11 @@ from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, Indices, MeanHessian, RowRules, Spread
 from pymc_ngvi.density.by_rows import NO_ROWS, NOT_LOG_P, ByRows, ModelRows, described_rows
-from pymc_ngvi.density.discrete.summing import DiscreteDraws, SummedOut, refuse_discrete, summed_out
+from pymc_ngvi.density.discrete.summing import DiscreteDraws, SummedOut, summed_out
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
-from pymc_ngvi.density.gauss_newton import GaussNewtonHessian
+from pymc_ngvi.density.gauss_newton import GaussNewton, GaussNewtonHessian
+from pymc_ngvi.density.hessians import GraphHessian, ModelHessian, RowsHessian
 from pymc_ngvi.density.info import (
     CAN_NOT_DRAW,
     CannotReuse,
@@ -38,7 +39,7 @@ from pymc_ngvi.density.info import (
     terms_by_variable,
     unconstrained_variables,
 )
-from pymc_ngvi.density.second_order import ModelHessian, PatternedHessian, RowsHessian, SecondOrder, Together
+from pymc_ngvi.density.over_draws import MOST_AT_ONCE
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c
 from pymc_ngvi.graphs.graph import MissingDerivativeError
@@ -70,8 +71,8 @@ class ModelDensity(ABC):
         Rows that are here: of log p, or of the prior.
     minibatches : Minibatches
         Their rows in use.
-    summed_out : SummedOut or None
-        Discrete variables that were summed out of the user's model; None where it has none.
+    summed_out : SummedOut
+        Discrete variables that were summed out of the user's model, if it has any.
     n_gradients, n_hessians : int
         Draws at which the gradient, and the Hessian (along any number of directions), were evaluated so far.
     """
@@ -85,7 +86,7 @@ class ModelDensity(ABC):
     minibatches: Minibatches
     n_gradients: int
     n_hessians: int
-    summed_out: SummedOut | None = None
+    summed_out: SummedOut
     #: Whether the data are in shards, of which there is no part here.
     is_sharded = False
     #: Whether the data come in batches, one of which is here.
@@ -104,7 +105,7 @@ class ModelDensity(ABC):
     @property
     def given(self) -> pm.Model:
         """The user's model."""
-        return self.model if self.summed_out is None else self.summed_out.given
+        return self.summed_out.given
 
     @property
     def backend(self) -> str:
@@ -136,12 +137,6 @@ class ModelDensity(ABC):
         """Why log p is not to be had with all of the data, in a clause; empty where it is."""
         return self.elsewhere or "the model reads pm.Minibatch data" * self.has_minibatch
 
-    @property
-    def positive(self) -> list[Indices]:
-        """Coordinates that are logarithms, an array for each positive variable."""
-        found = [v for v in self.layout.variables if v.value_name.endswith("_log__")]
-        return [np.arange(v.where.start, v.where.stop) for v in found]
-
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
         return self.start.copy()
@@ -170,16 +165,6 @@ class ModelDensity(ABC):
         """Return the terms of log p by the names of their variables, at a point (n_dim,)."""
         return terms_by_variable(self.model, self.layout.unflatten(theta))
 
-    @property
-    def summed_out_names(self) -> tuple[str, ...]:
-        """Names of the discrete variables that were summed out."""
-        return () if self.summed_out is None else self.summed_out.names
-
-    @property
-    def summed_out_shown(self) -> tuple[str, ...]:
-        """The same, then names of Deterministics that depend on them."""
-        return () if self.summed_out is None else self.summed_out.shown
-
     def discrete_given(self, values: dict[str, AnyArray], random_seed: int | None) -> dict[str, AnyArray]:
         """Draw the discrete variables that were summed out, given draws of the others.
 
@@ -194,10 +179,9 @@ class ModelDensity(ABC):
         dict
             Draws of each, then the Deterministics that depend on them; empty where nothing was summed out.
         """
-        summed = self.summed_out
-        if summed is None:
+        if not self.summed_out.names:
             return {}
-        return self.functions.once("discrete", lambda: DiscreteDraws(summed))(values, random_seed)
+        return self.functions.once("discrete", lambda: DiscreteDraws(self.summed_out))(values, random_seed)
 
     # --- minibatches ---
 
@@ -248,6 +232,14 @@ class ModelDensity(ABC):
     # --- by rows ---
 
     @property
+    def rows(self) -> Expectations | None:
+        """Log p as a sum over rows, each a function of a few linear predictors; None where it has other parts.
+
+        None as well where they are not all in one place.
+        """
+        return None if self.is_sharded or self.is_streamed else self.by_rows.found
+
+    @property
     def n_directions(self) -> int | None:
         """Directions in which the functions of rows vary, at most.
 
@@ -283,7 +275,7 @@ class ModelDensity(ABC):
     @property
     def seen_from_rows(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
-        return None
+        return None if self.rows is None else self.by_rows.seen
 
     def described_rows(self) -> ModelRows | None:
         """Return what the rows are, for people to read; None where they are not read in one place."""
@@ -386,8 +378,6 @@ def checked_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -
 
 #: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
 _BATCH_ELEMENTS = 4 * CACHED_ELEMENTS
-#: Points in one batch at most: of so many, calls take less time than their work even in small models.
-_MOST_POINTS = 256
 #: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
 _LOGP_SECONDS = 0.5
 #: Relative difference of two values of log p that may be rounding, wherever points are.
@@ -466,11 +456,8 @@ class LogDensity(ModelDensity):
         check_model(model)
         self._state = ModelState.of(model)
         self.factors_from = factors
-        if factors is None:
-            self.summed_out = summed_out(model)
-        else:
-            refuse_discrete(model)
-        model = model if self.summed_out is None else self.summed_out.model
+        self.summed_out = summed_out(model, is_whole=factors is None)
+        model = self.summed_out.model
         keep_freed_memory()
         began = time.perf_counter()
         self._seconds_before = 0.0
@@ -540,7 +527,7 @@ class LogDensity(ModelDensity):
     def batch_size(self) -> int:
         """Points evaluated in one call."""
         widest = max(self.graphs.cost.widest, 1)
-        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, _MOST_POINTS))
+        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, MOST_AT_ONCE))
         return max(in_cache, draws_in_call(widest)) if self.graphs.shares_calls else in_cache
 
     @property
@@ -623,26 +610,16 @@ class LogDensity(ModelDensity):
             outputs = function(self.functions.filled_up(np.ascontiguousarray(theta, dtype=np.float64)))
         return tuple(np.asarray(out)[: len(theta)] for out in outputs)
 
-    def compiled(self, name: str) -> Callable[[Array], tuple[Array, ...]]:
+    def compiled(self, name: str) -> Callable[[Array], Sequence[Array]]:
         """Compile a function of points, (n_points, n_dim): "logp" or "logp_grad"."""
         graphs = self.graphs
         if (jets := jets_of(graphs, self.functions)) is not None:
-            return jets.logp if name == "logp" else jets.logp_grad
+            return functools.partial(jets, order=0 if name == "logp" else 1)
         outputs = [graphs.logp] if name == "logp" else graphs.logp_grad
         draws, batched = graph.over_draws(outputs, graphs.theta)
         return self.functions.compile([draws], batched)
 
     # --- by rows ---
-
-    @property
-    def rows(self) -> Expectations | None:
-        """Log p as a sum over rows, each a function of a few linear predictors; None where it has other parts."""
-        return self.by_rows.found
-
-    @property
-    def seen_from_rows(self) -> SeenFromRows | None:
-        """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
-        return self.by_rows.seen
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
@@ -673,9 +650,14 @@ class LogDensity(ModelDensity):
     # --- second derivatives: by rows where these give them, from the graph elsewhere ---
 
     @functools.cached_property
-    def second(self) -> SecondOrder:
+    def second(self) -> GraphHessian:
         """Second derivatives from the graph of log p; fits that reuse a model share them."""
-        return SecondOrder(self.graphs, self.functions, self.start)
+        return GraphHessian(self.graphs.logp, self.graphs, self.functions, self.start)
+
+    @functools.cached_property
+    def by_observation(self) -> GaussNewton:
+        """Gradients of the log densities of single observations; fits that reuse a model share them."""
+        return GaussNewton(self.graphs, self.functions, self.start)
 
     @property
     def has_hessian(self) -> bool:
@@ -694,7 +676,7 @@ class LogDensity(ModelDensity):
     @property
     def pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        return self.by_rows.pattern if self.by_rows.gives_pattern else self.second.sparse.pattern
+        return self.by_rows.pattern if self.by_rows.gives_pattern else self.second.pattern
 
     @property
     def summed(self) -> SummedPattern | None:
@@ -710,12 +692,12 @@ class LogDensity(ModelDensity):
         if self.by_rows.gives_pattern:
             many = self.summed is not None and self.summed.n_pairs > _MOST_PAIRS
             return None if many else self.by_rows.structure
-        return self.pattern or self.second.sparse.pattern_by_graph
+        return self.pattern or self.second.pattern_by_graph
 
     def widen(self, theta: Array) -> bool:
         """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any."""
         # That of rows is wide enough as long as they add up to log p, which is seen to when they are evaluated.
-        return not self.by_rows.gives_pattern and self.second.sparse.widen(np.atleast_2d(theta))
+        return not self.by_rows.gives_pattern and self.second.widen(np.atleast_2d(theta))
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
@@ -730,21 +712,15 @@ class LogDensity(ModelDensity):
         >>> density.mean_hessian(density.initial_point()[None]).diagonal()
         array([-0.25, -0.25, -0.25])
         """
-        from_graph = functools.partial(ModelHessian, self, self.second, theta)
-        if self.by_rows.gives_hessians:
-            return RowsHessian(self, self.by_rows, theta, from_graph)
-        whole = from_graph()
-        return PatternedHessian(self.by_rows, whole, self.n_dim) if self.by_rows.gives_pattern else whole
+        whole = ModelHessian(self, self.second, [theta])
+        return RowsHessian(self, self.by_rows, theta, whole) if self.by_rows.gives_pattern else whole
 
     def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
         """Return the mean of the Hessian over each of several sets of draws; loops run once for all of them."""
         if self.by_rows.gives_pattern or len(draws) < 2 or not self.graphs.shares_calls:
             return [self.mean_hessian(theta) for theta in draws]
-        together = Together(self.second, draws)
-        return [
-            ModelHessian(self, self.second, theta, functools.partial(together.products, k))
-            for k, theta in enumerate(draws)
-        ]
+        found: dict[bytes, list[Array]] = {}
+        return [ModelHessian(self, self.second, draws, k, found) for k in range(len(draws))]
 
     def hessian_products(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessian at each draw with each direction; see `ModelDensity`."""
@@ -769,7 +745,7 @@ class LogDensity(ModelDensity):
             To be evaluated, which raises ValueError for models with Potentials, without observed variables, or with
             multivariate ones.
         """
-        return GaussNewtonHessian(self.second.gauss_newton, theta, self)
+        return GaussNewtonHessian(lambda: self.by_observation, theta, self)
 
 
 # --- the log density of a model whose data are not in one place: a prior here, and likelihoods of parts of them ---
@@ -782,6 +758,7 @@ class Sum(CountedElsewhere, ModelDensity):
         self.prior = self.counter = prior
         self.model, self.layout, self.data, self.start = prior.model, prior.layout, prior.data, prior.start
         self.functions, self.by_rows, self.minibatches = prior.functions, prior.by_rows, prior.minibatches
+        self.summed_out = prior.summed_out
 
     # --- of the likelihoods ---
 

@@ -144,20 +144,17 @@ def log_excess(model: pm.Model) -> float:
         if _is_lkj(rv):
             n, eta = (v.eval().item() for v in _lkj_parameters(rv))
             n_matrices = int(np.prod(rv.shape[:-2].eval())) if isinstance(rv.owner.op, LKJCorrRV) else 1
-            total += n_matrices * (_lkj_constant(n, eta) + log_lkj_integral(int(n), eta))
+            # The log of the integral of det(R)^(eta - 1) over correlation matrices of n variables.
+            k = np.arange(1, int(n))
+            log_beta = betaln(eta + (n - k - 1) / 2.0, eta + (n - k - 1) / 2.0)
+            integral = float(np.sum((n - k) * ((2.0 * eta - 2.0 + n - k) * np.log(2.0) + log_beta)))
+            total += n_matrices * (_lkj_constant(n, eta) + integral)
     return total
 
 
 @functools.cache  # PyMC compiles a function for it
 def _lkj_constant(n: int, eta: float) -> float:
     return float(pm.logp(pm.LKJCorr.dist(n=n, eta=eta), np.eye(n)).eval())
-
-
-def log_lkj_integral(n: int, eta: float) -> float:
-    """Return the log of the integral of det(R)^(eta - 1) over correlation matrices of n variables."""
-    k = np.arange(1, n)
-    log_beta = betaln(eta + (n - k - 1) / 2.0, eta + (n - k - 1) / 2.0)
-    return float(np.sum((n - k) * ((2.0 * eta - 2.0 + n - k) * np.log(2.0) + log_beta)))
 
 
 def _is_lkj(rv: Variable) -> bool:
@@ -186,7 +183,7 @@ def _lkj_parameters(rv: Variable) -> list[Variable]:
 #: which it is told what the data say beyond. Standard errors by which that may fall less steeply than it seems to.
 _LITTLE, _ENDS, _N_ERRORS = 0.05, (10, 40, 120), 1.0
 #: In the place of 0, where it is divided by.
-_NONE = 1e-300
+_NONE = np.finfo(np.float64).tiny
 
 
 def mass_missed(u: Array, x: Array, drawn: Array, log_density: Array, before: Array, weights: Array) -> float:
@@ -279,7 +276,8 @@ class NewPriors:
     def _differences(self) -> list[Variable]:
         """Return the change of log p by variable, as functions of the value variables: Jacobians cancel."""
         of_old = log_densities(self.model, self.names)
-        return [_values(a).sum() - _values(b).sum() for a, b in zip(self._new_terms(), of_old, strict=True)]
+        pairs = zip(self._new_terms(), of_old, strict=True)
+        return [pt.sub(*(pt.as_tensor(x, allow_xtensor_conversion=True).sum() for x in pair)) for pair in pairs]
 
     def missed(self, theta: Array, before: Array, weights: Array, random_seed: int) -> list[str]:
         """Return of which variables much of the mass may be where there are few draws, in clauses.
@@ -499,7 +497,3 @@ def _in_words(limits: Any) -> str:
     if np.isinf(low[0]) and np.isinf(high[0]):
         return "all real numbers"
     return f"({low[0]:.4g}, {high[0]:.4g})"
-
-
-def _values(term: Variable) -> Variable:
-    return pt.as_tensor(term, allow_xtensor_conversion=True)

@@ -29,7 +29,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops import cost
-from pymc_ngvi.ops.elements import Apart, CannotLift, Facts
+from pymc_ngvi.ops.elements import Apart, Facts
 from pymc_ngvi.reading.predictors import (
     MOST_PREDICTORS,
     ROUNDING,
@@ -303,8 +303,8 @@ def _lifted_too(lift: Lift, var: Variable, index: Ints) -> Variable | None:
     before = lift.copy()
     try:
         return lift.of(var, index)
-    except (Apart, CannotLift):
-        lift.back_to(before)
+    except (Apart, NotApart):
+        vars(lift).update(vars(before))
         return None
 
 
@@ -324,7 +324,7 @@ def _kind(
     rows = Rows(basis.index(slots), slots, _of(value, data), value).by_sum()
     rows = rows if rows.n_summed else shared_first(rows)[0]  # in the order of the function that is compiled
     if rows.n_directions > MOST_PREDICTORS:
-        raise CannotLift(f"an observation varies in {rows.n_directions} directions")
+        raise NotApart(f"an observation varies in {rows.n_directions} directions")
     written = [basis.of(candidate, lift.data) for candidate in candidates]
     others = set(basis.slots) - needed
     usable = [(c, _of(c, data)) for c, data in written if others.isdisjoint(ancestors([c]))]

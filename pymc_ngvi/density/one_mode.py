@@ -57,16 +57,20 @@ class _Bounded(NamedTuple):
 
 
 _UNKNOWN = _Bounded(_Convexity.NONE)
-#: Least value of exp, which is positive.
-_LEAST = math.ulp(0.0)
-#: Convex functions that increase, with their least values; concave ones that do.
-_CONVEX: dict[type, float] = {ps.Exp: _LEAST, ps.Expm1: -1.0, Softplus: 0.0}
-_CONCAVE = (ps.Log, ps.Log1p)
+#: Functions that increase, with their curves, and bounds of their values; exp is positive.
+_INCREASING: dict[type, _Bounded] = {
+    ps.Exp: _Bounded(_Convexity.CONVEX, math.ulp(0.0)),
+    ps.Expm1: _Bounded(_Convexity.CONVEX, -1.0),
+    Softplus: _Bounded(_Convexity.CONVEX, 0.0),
+    ps.Log: _Bounded(_Convexity.CONCAVE),
+    ps.Log1p: _Bounded(_Convexity.CONCAVE),
+    Sigmoid: _Bounded(_Convexity.NONE, 0.0, 1.0),
+}
 
 
 def has_one_mode(density: ModelDensity) -> bool:
     """Tell whether log p is known to be concave, so that it has one mode."""
-    rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
+    rows = density.rows
     return rows is not None and all(_is_concave(kind, kind.slots) for kind in rows.terms.rows)
 
 
@@ -75,7 +79,7 @@ def rows_not_concave(density: ModelDensity) -> Array:
 
     Shape (n_dim,); ones where log p is not known by rows.
     """
-    rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
+    rows = density.rows
     if rows is None or rows.terms.rest:
         return np.ones(density.n_dim)
     linear, result = rows.linear_map.plain, np.zeros(density.n_dim)
@@ -90,7 +94,7 @@ def rows_not_concave(density: ModelDensity) -> Array:
 def concave_given(density: ModelDensity, most: int) -> Indices | None:
     """Return few coordinates given which log p is known to be concave in all others; None where there are none."""
     outside = np.flatnonzero(rows_not_concave(density))
-    rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
+    rows = density.rows
     if rows is None or rows.terms.rest or not 0 < len(outside) <= min(most, density.n_dim - 1):
         return None
     linear = rows.linear_map.plain
@@ -111,12 +115,13 @@ def _is_concave(rows: Rows, slots: Sequence[Variable]) -> bool:
     known |= {var: _of_numbers(value) for var, value in rows.data.items()}
     varies = set(slots)
     for node in toposort([rows.value]):
-        inputs = [known.get(i) or _of_input(i) for i in node.inputs]
+        known |= {i: _of_numbers(i.data) for i in node.inputs if isinstance(i, Constant)}
+        inputs = [known.get(i, _UNKNOWN) for i in node.inputs]
         found = _UNKNOWN
         if isinstance(node.op, DimShuffle):
             found = inputs[0]
         elif (inner := _inside_log_exp(node)) is not None:
-            found = known.get(inner) or _of_input(inner)
+            found = known.get(inner, _UNKNOWN)
         elif isinstance(node.op, Elemwise):
             found = _of_operation(node.op.scalar_op, inputs, [i in varies for i in node.inputs])
         for out in node.outputs:
@@ -132,10 +137,6 @@ def _inside_log_exp(node: Apply) -> Variable | None:
     if len(both) == 2 and isinstance(both[0], ps.Log) and isinstance(both[1], ps.Exp):
         return inner.inputs[0]
     return None
-
-
-def _of_input(var: Variable) -> _Bounded:
-    return _of_numbers(var.data) if isinstance(var, Constant) else _UNKNOWN
 
 
 def _of_numbers(values: AnyArray) -> _Bounded:
@@ -176,30 +177,19 @@ def _of_operation(op: ps.ScalarOp, inputs: Sequence[_Bounded], vary: Sequence[bo
         convex = one.curve is _Convexity.AFFINE
         largest = max(abs(one.low), abs(one.high))
         return _Bounded(_Convexity.CONVEX if convex else _Convexity.NONE, 0.0, largest**2 if square else largest)
-    for kind, low in _CONVEX.items():
-        if isinstance(op, kind):
-            curve = _Convexity.CONVEX if one.curve & _Convexity.CONVEX else _Convexity.NONE
-            return _Bounded(curve, low)
-    if isinstance(op, _CONCAVE):
-        return _Bounded(_Convexity.CONCAVE if one.curve & _Convexity.CONCAVE else _Convexity.NONE)
-    if isinstance(op, Sigmoid):
-        return _Bounded(_Convexity.NONE, 0.0, 1.0)
+    if type(op) in _INCREASING:
+        found = _INCREASING[type(op)]
+        return found._replace(curve=found.curve & one.curve)
     if isinstance(op, ps.AND):
         return _Bounded(_Convexity.NONE, min(i.low for i in inputs), min(i.high for i in inputs))
-    if isinstance(op, ps.LogicalComparison):
-        decided = _decided(op, one, inputs[1])
-        return _Bounded(_Convexity.NONE, *((0.0, 1.0) if decided is None else (float(decided),) * 2))
+    if isinstance(op, ps.LogicalComparison):  # which bounds may settle: no value is infinite
+        other, low, high = inputs[1], 0.0, 1.0
+        if isinstance(op, ps.EQ) and other.is_number:
+            high = float(one.low <= other.low <= one.high and not math.isinf(other.low))
+        elif isinstance(op, ps.GT | ps.GE):
+            low = float(one.low > other.high or (isinstance(op, ps.GE) and one.low >= other.high))
+        return _Bounded(_Convexity.NONE, low, high)
     return _UNKNOWN
-
-
-def _decided(op: ps.LogicalComparison, one: _Bounded, other: _Bounded) -> bool | None:
-    """Return the result of a comparison that bounds settle: no value is infinite."""
-    if isinstance(op, ps.EQ) and other.is_number:
-        apart = math.isinf(other.low) or not one.low <= other.low <= one.high
-        return False if apart else None
-    if isinstance(op, ps.GT | ps.GE) and (one.low > other.high or (isinstance(op, ps.GE) and one.low >= other.high)):
-        return True
-    return None
 
 
 def _scaled(one: _Bounded, by: _Bounded) -> _Bounded:

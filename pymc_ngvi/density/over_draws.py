@@ -1,5 +1,8 @@
 """Outputs of graphs at many draws: over a batch of draws at once, or one by one where that can't be."""
 
+import contextlib
+import functools
+
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -22,8 +25,8 @@ from pymc_ngvi.ops import cost
 
 #: Draws that share the time of calls, in estimates.
 _AT_ONCE = 32
-#: Draws in a call at most.
-_MOST_AT_ONCE = 512
+#: Draws in a call at most: of so many, calls take less time than their work even in small models.
+MOST_AT_ONCE = 512
 
 
 class OnDraws:
@@ -34,14 +37,12 @@ class OnDraws:
         self._rngs = find_rng_nodes(outputs)
         self._widest = cost.estimate(outputs).widest
         self.seconds = cost.evaluation_seconds(outputs, batch=1 if one_by_one else _AT_ONCE)
-        self.one_by_one = one_by_one
+        #: None where draws are evaluated one by one.
+        self._batched: Function | None = None
         if not one_by_one:
-            try:
-                self._function = self._compiled(*graph.over_draws(outputs, theta))
-                return
-            except Exception:  # whatever PyTensor raises for an Op that it can't vectorise: draw by draw always works
-                self.one_by_one = True
-        self._function = self._compiled(theta, outputs)
+            # Whatever PyTensor raises for an Op that it can't vectorise: draw by draw always works.
+            with contextlib.suppress(Exception):
+                self._batched = self._compiled(*graph.over_draws(outputs, theta))
 
     def _compiled(self, argument: Variable, outputs: list[Variable]) -> Function:
         with self._model:
@@ -57,39 +58,34 @@ class OnDraws:
     def __call__(self, theta: Array) -> list[AnyArray]:
         """Return the outputs at draws, (n_draws, n_dim), each with an axis of draws in front."""
         with np.errstate(all="ignore"):  # draws may overflow on the constrained scale
-            if self.one_by_one:
-                return self._stacked(theta)
-            try:
-                size = int(np.clip(CACHED // max(self._widest, 1), 1, _MOST_AT_ONCE))
-                results: list[AnyArray] = []
-                start = 0
-                while start < len(theta):
-                    rows = np.ascontiguousarray(theta[start : start + size], dtype=np.float64)
-                    parts = [np.asarray(part) for part in self._function(rows)]
-                    if not results:
-                        results = [np.empty((len(theta), *part.shape[1:]), part.dtype) for part in parts]
-                        # The data may have grown since the graph was made: go by the sizes seen.
-                        widest = max([self._widest, *(part[0].size for part in parts)])
-                        size = int(np.clip(CACHED // widest, 1, size))
-                    for result, part in zip(results, parts, strict=True):
-                        result[start : start + len(rows)] = part
-                    start += len(rows)
-                return results
-            except Exception:
+            if self._batched is not None:
                 # Some vectorised graphs compile and then fail. If the plain graph fails too, its message is clearer.
-                vectorised = self._function
-                with without_c():
-                    self._function, self.one_by_one = self._compiled(self._theta, self._outputs), True
-                try:
-                    return self._stacked(theta)
-                except Exception:
-                    self._function, self.one_by_one = vectorised, False  # the data may be put right again
-                    raise
+                with contextlib.suppress(Exception):
+                    return self._in_batches(theta, self._batched)
+            draws = [[np.asarray(out) for out in self._plain(np.ascontiguousarray(row))] for row in theta]
+            self._batched = None  # where the plain graph fails as well, the data may be put right again
+            return [np.stack(column) for column in zip(*draws, strict=True)]
 
-    def _stacked(self, theta: Array) -> list[AnyArray]:
-        """Evaluate draw by draw and stack the results."""
-        draws = [[np.asarray(out) for out in self._function(np.ascontiguousarray(row))] for row in theta]
-        return [np.stack(column) for column in zip(*draws, strict=True)]
+    @functools.cached_property
+    def _plain(self) -> Function:
+        with without_c():
+            return self._compiled(self._theta, self._outputs)
+
+    def _in_batches(self, theta: Array, function: Function) -> list[AnyArray]:
+        size, start = int(np.clip(CACHED // max(self._widest, 1), 1, MOST_AT_ONCE)), 0
+        results: list[AnyArray] = []
+        while start < len(theta):
+            rows = np.ascontiguousarray(theta[start : start + size], dtype=np.float64)
+            parts = [np.asarray(part) for part in function(rows)]
+            if not results:
+                results = [np.empty((len(theta), *part.shape[1:]), part.dtype) for part in parts]
+                # The data may have grown since the graph was made: go by the sizes seen.
+                widest = max([self._widest, *(part[0].size for part in parts)])
+                size = int(np.clip(CACHED // widest, 1, size))
+            for result, part in zip(results, parts, strict=True):
+                result[start : start + len(rows)] = part
+            start += len(rows)
+        return results
 
 
 def known_at_draws(

@@ -164,11 +164,6 @@ def expected(rv: Variable) -> Variable:
         raise NotImplementedError(str(error)) from error
 
 
-def with_known(rv: Variable, known: Variable, mask: np.ndarray) -> Variable:
-    """Return the known elements where the mask says so, and those of ``rv`` elsewhere."""
-    return pt.where(pt.constant(mask), known, rv)
-
-
 # --- statistics of the data by which a model standardises them, such as means: they stay those of the fit ---
 
 
@@ -218,12 +213,9 @@ def _reduced_axes(node: Apply) -> Sequence[int]:
         return range(node.inputs[0].type.ndim) if node.op.axis is None else node.op.axis
     array, *places = node.inputs
     is_taken = bool(node.op.idx_list) and not isinstance(node.op.idx_list[0], slice)
-    is_length = any(v.owner and isinstance(v.owner.op, Shape | Shape_i) for v in behind([array], _in_place))
+    moved = behind([array], lambda v: v.owner.inputs if isinstance(v.owner.op, (*_IN_PLACE, MakeVector, Join)) else ())
+    is_length = any(v.owner and isinstance(v.owner.op, Shape | Shape_i) for v in moved)
     return (0,) if is_taken and not is_length and all(isinstance(i, Constant) for i in places) else ()
-
-
-def _in_place(var: Variable) -> list[Variable]:
-    return list(var.owner.inputs) if isinstance(var.owner.op, (*_IN_PLACE, MakeVector, Join)) else []
 
 
 def _of_all_rows(nodes: Sequence[Apply], over_rows: Sequence[Apply]) -> tuple[set[Variable], set[Variable]]:
@@ -257,8 +249,9 @@ def _from(nodes: Sequence[Apply], data: set[Variable]) -> set[Variable]:
     return found
 
 
-def _shapes(variables: Sequence[Variable]) -> list[tuple[int, ...]]:
-    return [tuple(int(n) for n in shape) for shape in _evaluated([v.shape for v in variables])]
+def _shapes(variables: Sequence[Variable], given: Mapping[Variable, Variable] | None = None) -> list[tuple[int, ...]]:
+    found = _evaluated(graph_replace([v.shape for v in variables], given or {}, strict=False))
+    return [tuple(int(n) for n in shape) for shape in found]
 
 
 def _evaluated(variables: Sequence[Variable]) -> list[AnyArray]:
@@ -362,9 +355,7 @@ class PredictiveGraph:
 
     def shapes(self, variables: Sequence[Variable], *, new: bool = True) -> list[tuple[int, ...]]:
         """Return the shapes of variables given the new data, or given those of the model."""
-        shapes: list[Variable] = [v.shape for v in variables]
-        found = _evaluated(graph_replace(shapes, self._new, strict=False) if new else shapes)
-        return [tuple(int(n) for n in shape) for shape in found]
+        return _shapes(variables, self._new if new else None)
 
     def observed(self, names: Sequence[str]) -> list[AnyArray]:
         """Return the values of observed variables given the new data."""
@@ -445,9 +436,9 @@ class PredictiveGraph:
             new = pt.cast(expected(new), rv.type.dtype)
         elif treatment.n_known is not None and known is not None:
             whole = continued(new, known, treatment.n_known)
-            new = whole if treatment.mask is None else with_known(new, whole, treatment.mask)
+            new = whole if treatment.mask is None else pt.where(pt.constant(treatment.mask), whole, new)
             known = None
-        return new if known is None or treatment.mask is None else with_known(new, known, treatment.mask)
+        return new if known is None or treatment.mask is None else pt.where(pt.constant(treatment.mask), known, new)
 
 
 def data_behind(model: pm.Model, rv: Variable) -> list[str]:

@@ -268,8 +268,12 @@ class RowsGiven:
         self._evaluate = self._over.outputs([_numbers_of(source, terms) for source in sources], terms.weigh.inputs)
         self._shares = any((r.index == r.index[0]).all(axis=0).any() for r in terms.rows if len(r.index) > 1)
         indices = [rows.index for rows in terms.rows]
-        self._entries = Entries(self._predictors.sparsity, self._predictors.columns, indices)
+        self._every = Entries(self._predictors.sparsity, self._predictors.columns, indices)
         self._narrowing: Narrowing | None = None
+        #: Effects that single rows read, which are integrated out; None where there are none.
+        self.own: OwnEffects | None = None
+        #: Which of the coordinates that are not given are left, and entries of the precision that rows ask for.
+        self.kept, self.entries = np.arange(len(self.inside)), self._every
         self._of_data()
 
     def _of_data(self) -> None:
@@ -303,19 +307,9 @@ class RowsGiven:
     # --- what is left ---
 
     @property
-    def own(self) -> OwnEffects | None:
-        """Effects that single rows read, which are integrated out; None where there are none."""
-        return None if self._narrowing is None else self._narrowing.effects
-
-    @property
     def n_dim(self) -> int:
         """Number of coordinates that are left, but for those that are integrated out."""
         return len(self.kept)
-
-    @property
-    def kept(self) -> Indices:
-        """Which of the coordinates that are not given these are."""
-        return np.arange(len(self.inside)) if self.own is None else self.own.kept
 
     @property
     def start(self) -> Array:
@@ -331,11 +325,6 @@ class RowsGiven:
         """What factors precisions of what is left."""
         weights = self._predictors.weights
         return Precisions(self.entries.pattern, None if weights is None else weights[:, self.kept])
-
-    @property
-    def entries(self) -> Entries:
-        """Entries of the precision that rows ask for."""
-        return self._entries if self._narrowing is None else self._narrowing.entries
 
     def integrate_own(self) -> str:
         """Integrate effects out that single rows read; return why not, in a clause."""
@@ -363,6 +352,7 @@ class RowsGiven:
             if not np.isfinite(self.logp_of_whole(self.first[None], points)).all():
                 return "log p is not finite wherever the effects are"
         self._narrowing, self.left = narrowing, left.functions
+        self.own, self.kept, self.entries = effects, effects.kept, narrowing.entries
         return ""
 
     @functools.cached_property
@@ -418,7 +408,7 @@ class RowsGiven:
             maps = self._predictors.maps(values)
             slope, functions = self._numbers(values)
         nothing, tolerance = np.zeros(len(values)), _NATS / max(self.n_rows, 1)
-        return ManyRows(maps, self._entries, functions, slope, nothing, tolerance)
+        return ManyRows(maps, self._every, functions, slope, nothing, tolerance)
 
     def _numbers(self, values: Array) -> tuple[Array, list[RowFunction]]:
         """Return slopes, (n, n_predictors), and functions of rows at all values, those of one value after another."""

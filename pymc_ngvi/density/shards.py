@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 import weakref
+import zlib
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,6 @@ from pymc_ngvi.core.types import (
     AnyArray,
     Array,
     Expectation,
-    Indices,
     Later,
     MatrixHessian,
     MeanHessian,
@@ -48,6 +48,7 @@ from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.rewrites import stored_value
 from pymc_ngvi.reading.predictors import ROUNDING, Factor, factors_of, logp_of
 from pymc_ngvi.reading.roles import n_axes
+from pymc_ngvi.rows.linear_map import entries_of
 from pymc_ngvi.rows.row_hessian import Known
 
 # --- what can go wrong with shards; each error says which shard, and what to do ---
@@ -108,23 +109,14 @@ class Lost(NamedTuple):
     n_workers: int
 
 
-class Advice(NamedTuple):
-    """What errors say of the work, and how it goes on."""
-
-    #: What is evaluated.
-    of: str
-    #: After the client was closed.
-    if_closed: str
-    #: After all workers have gone.
-    if_gone: str
-
-
 class Cluster:
-    """The workers behind a client, whatever they do."""
+    """The workers behind a client, whatever they do.
 
-    def __init__(self, client: Any, advice: Advice) -> None:
-        self.client = client
-        self._advice = advice
+    Errors say what they evaluate, and how that goes on: after the client was closed, and after all workers have gone.
+    """
+
+    def __init__(self, client: Any, of: str, if_closed: str, if_gone: str) -> None:
+        self.client, self._of, self._if_closed, self._if_gone = client, of, if_closed, if_gone
         self._were_seen, self._is_warned, self._none_since = False, False, float("nan")
 
     def completed(self, waiting: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
@@ -135,9 +127,10 @@ class Cluster:
         while left:
             self.look()
             completed = as_completed([future for _, future in left.values()], raise_errors=False, timeout=_LOOK)
-            while (future := _next(completed)) is not None:
-                number, _ = left.pop(future.key)
-                yield number, future
+            with contextlib.suppress(TimeoutError):
+                for future in completed:
+                    number, _ = left.pop(future.key)
+                    yield number, future
             self.check()
 
     def value(self, future: Any) -> Any:
@@ -158,8 +151,7 @@ class Cluster:
         """Raise BrokenExecutorError where the client is closed."""
         if self.client.status != "running":
             raise BrokenExecutorError(
-                f"The Dask client that evaluates the {self._advice.of} is {self.client.status}. "
-                f"{self._advice.if_closed}"
+                f"The Dask client that evaluates the {self._of} is {self.client.status}. {self._if_closed}"
             )
 
     def look(self) -> None:
@@ -185,24 +177,16 @@ class Cluster:
         starts_some = adaptive is not None and getattr(adaptive, "state", "running") in ("starting", "running")
         if self._were_seen and not starts_some:
             raise BrokenExecutorError(
-                f"{without}: those that evaluated the {self._advice.of} have died or were closed, and none has come "
-                f"back. {self._advice.if_gone}"
+                f"{without}: those that evaluated the {self._of} have died or were closed, and none has come "
+                f"back. {self._if_gone}"
             )
         if not self._is_warned:
-            logger.warning("%s; the %s are waiting for one. Start some, or interrupt.", without, self._advice.of)
+            logger.warning("%s; the %s are waiting for one. Start some, or interrupt.", without, self._of)
             self._is_warned = True
 
     def n_workers(self) -> int:
         """Return how many workers there are now."""
         return len(self.client.nthreads())  # `scheduler_info` lists none while Dask renews it
-
-
-def _next(completed: Any) -> Any:
-    """Return the next future that is done; None where all are, or after the time that was given."""
-    try:
-        return next(completed, None)
-    except TimeoutError:
-        return None
 
 
 def client_of(executor: object) -> Any:
@@ -309,37 +293,6 @@ class ShardExpectation(NamedTuple):
     agrees: bool
 
 
-@stored("shard_reference")
-@dataclass(frozen=True)
-class Reference:
-    """What rules of quadrature are chosen for."""
-
-    #: None where only the name is sent.
-    q: Spread | None
-    #: No other has it.
-    name: str
-
-
-@dataclass(frozen=True)
-class Expect:
-    """Ask for the expectation under a Gaussian."""
-
-    q: Spread
-    #: Of q as a reference for rules.
-    name: str
-    #: Those for which rules were chosen before.
-    references: tuple[Reference, ...]
-    #: That of each shard; None: rules are chosen, and rows compared with the log likelihood at the mean; shape
-    #: (n_shards,), or None.
-    which: Indices | None
-    #: Whether to choose new rules where rows are wider than they were, or much narrower.
-    adapt: bool
-    #: Whether the Hessian is to be a matrix.
-    is_dense: bool
-    #: Rows of all shards and of the prior.
-    n_rows: int
-
-
 #: Asks for a function of a shard, as `operator.methodcaller` does; what it returns has to be small.
 type Request = Callable[["Shard"], object]
 #: The same for all shards, or one for each.
@@ -347,45 +300,6 @@ type Requests = Request | Sequence[Request]
 
 
 # --- what there is to know of the model of a shard: its variables, its prior, whether it has data of its own ---
-
-
-def facts_of(key: Hashable, model: pm.Model, theta: Array) -> ModelFacts:
-    """Return the facts of a shard's model, with its prior at points, (n_points, n_dim)."""
-    shapes = {rv: tuple(rv.shape.eval()) for rv in model.observed_RVs}
-    if not any(map(math.prod, shapes.values())) and not model.potentials:
-        raise ShardError(f"Shard {key!r} is empty: its model has no observed values. Leave its key out.", key)
-    observations = {str(rv.name): math.prod(shape[: n_axes(rv, len(shape))]) for rv, shape in shapes.items()}
-    observed, own = ({str(rv.name) for rv in rvs} for rvs in (model.observed_RVs, model.free_RVs))
-    names = (name.removesuffix("_observed") for name in sorted(observed) if name.endswith("_observed"))
-    lacking = tuple(name for name in names if f"{name}_unobserved" in own)
-    free, layout = model.free_RVs, Layout.from_model(model, model.initial_point(random_seed=0))
-    signature = signature_of(model, layout)
-    deterministics = {str(term.name): digest_of(term, free) for term in model.deterministics}
-    if layout.n_dim != theta.shape[1]:  # the caller compares signatures
-        return ModelFacts(signature, observations, np.empty(0), {}, deterministics, lacking)
-    factors = factors_of(model, [*free, *model.potentials])
-    with without_c(model):
-        terms = [logp_of(part) for part in (factors[: len(free)], *([factor] for factor in factors[len(free) :]))]
-        function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
-        values = [function(layout.unflatten(row)) for row in theta]
-    prior, *others = np.array(values, dtype=np.float64).reshape(len(theta), -1).T
-    potentials = {
-        str(term.name): Potential(at_points, digest_of(term, free))
-        for term, at_points in zip(model.potentials, others, strict=True)
-    }
-    return ModelFacts(signature, observations, prior, potentials, deterministics, lacking)
-
-
-def signature_of(model: pm.Model, layout: Layout) -> Signature:
-    """Return the shape, transform, dims and coordinates of each free variable."""
-    result = dict[str, VariableForm]()
-    for v in layout.variables:
-        dims = tuple(model.named_vars_to_dims.get(v.name) or ())
-        coords = tuple(
-            (dim, tuple("nan" if value != value else value for value in model.coords.get(dim) or ())) for dim in dims
-        )
-        result[v.value_name] = VariableForm(v.name, v.shape, dims, coords)
-    return result
 
 
 def digest_of(term: Variable, free: Iterable[Variable]) -> str:
@@ -453,8 +367,42 @@ class Shard:
 
     def facts(self, theta: Array) -> ModelFacts:
         """Return the facts of the model, with its prior at points, (n_points, n_dim)."""
+        key, model = self.key, self._model
         with _LOCK:
-            return facts_of(self.key, self._model, theta)
+            shapes = {rv: tuple(rv.shape.eval()) for rv in model.observed_RVs}
+            if not any(map(math.prod, shapes.values())) and not model.potentials:
+                raise ShardError(f"Shard {key!r} is empty: its model has no observed values. Leave its key out.", key)
+            observations = {str(rv.name): math.prod(shape[: n_axes(rv, len(shape))]) for rv, shape in shapes.items()}
+            observed, own = ({str(rv.name) for rv in rvs} for rvs in (model.observed_RVs, model.free_RVs))
+            names = (name.removesuffix("_observed") for name in sorted(observed) if name.endswith("_observed"))
+            lacking = tuple(name for name in names if f"{name}_unobserved" in own)
+            free, layout = (
+                model.free_RVs,
+                Layout.from_model(model, model.initial_point(random_seed=0)),
+            )
+            signature = dict[str, VariableForm]()
+            for v in layout.variables:
+                dims = tuple(model.named_vars_to_dims.get(v.name) or ())
+                coords = tuple(
+                    (dim, tuple("nan" if x != x else x for x in model.coords.get(dim) or ())) for dim in dims
+                )
+                signature[v.value_name] = VariableForm(v.name, v.shape, dims, coords)
+            deterministics = {str(term.name): digest_of(term, free) for term in model.deterministics}
+            if layout.n_dim != theta.shape[1]:  # the caller compares signatures
+                return ModelFacts(signature, observations, np.empty(0), {}, deterministics, lacking)
+            factors = factors_of(model, [*free, *model.potentials])
+            with without_c(model):
+                terms = [
+                    logp_of(part) for part in (factors[: len(free)], *([factor] for factor in factors[len(free) :]))
+                ]
+                function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
+                values = [function(layout.unflatten(row)) for row in theta]
+            prior, *others = np.array(values, dtype=np.float64).reshape(len(theta), -1).T
+            potentials = {
+                str(term.name): Potential(at_points, digest_of(term, free))
+                for term, at_points in zip(model.potentials, others, strict=True)
+            }
+            return ModelFacts(signature, observations, prior, potentials, deterministics, lacking)
 
     @functools.cached_property
     def _likelihood(self) -> LogDensity:
@@ -490,38 +438,48 @@ class Shard:
                 rows is not None and rows.reading.leaves_out_conditions,
             )
 
-    def expected(self, asked: Expect) -> ShardExpectation | None:
-        """Return the expectation under a Gaussian; None where rules are not kept, and not told how to be chosen."""
+    def expected(
+        self,
+        q: Spread,
+        name: str,
+        references: Mapping[str, Spread | None],
+        which: Sequence[str] | None,
+        *,
+        adapt: bool,
+        is_dense: bool,
+        n_rows: int,
+    ) -> ShardExpectation | None:
+        """Return the expectation under a Gaussian; None where rules are not kept, and not told how to be chosen.
+
+        Rules are those that were chosen for one of the references, by its name; where none are given, they are chosen,
+        and rows compared with the log likelihood at the mean. With ``adapt``, they are chosen anew where rows are
+        wider than they were, or much narrower. ``name`` is that of q as a reference, and ``n_rows`` the number of rows
+        of all shards and of the prior.
+        """
         likelihood, rows = self._likelihood, self._likelihood.rows
         if rows is None:
             raise ShardError(f"The log likelihood of shard {self.key!r} is no sum over rows any more.", self.key)
-        rows.n_rows_in_all = asked.n_rows
-        pattern, agrees, q, seen = None if asked.is_dense else self._pattern, True, asked.q, rows.seen(asked.q)
-        if is_new := asked.which is None:
+        rows.n_rows_in_all = n_rows
+        pattern, agrees, seen, rules = None if is_dense else self._pattern, True, rows.seen(q), None
+        if is_new := which is None:
             location = q.location[None]
             agrees = rows.agrees(location, likelihood.by_rows.logp(location))
-            rules = None
         else:
-            rules = self._rules_of(asked.references[asked.which[self._number]])
-            if rules is None:
-                return None
-            is_new = asked.adapt and rows.are_stale(seen, rules)
+            reference = which[self._number]
+            if reference not in self._rules:
+                if (before := references[reference]) is None:
+                    return None
+                self._keep(reference, rows.under(before).rules)  # chosen again, they are the same
+            self._rules.move_to_end(reference)
+            rules = self._rules[reference]
+            is_new = adapt and rows.are_stale(seen, rules)
         found = rows.under(seen, Known(pattern), None if is_new else rules)
         if is_new:
-            self._keep(asked.name, found.rules)
+            self._keep(name, found.rules)
         hessian = _entries(found.hessian, pattern, likelihood.n_dim)
-        return ShardExpectation(found.value, found.error, found.grad, hessian, _number(found.rules), is_new, agrees)
-
-    def _rules_of(self, reference: Reference) -> RowRules | None:
-        """Return the rules for a Gaussian, chosen again where they are not kept: they are the same."""
-        if reference.name not in self._rules:
-            if reference.q is None:
-                return None
-            rows = self._likelihood.rows
-            assert rows is not None
-            self._keep(reference.name, rows.under(reference.q).rules)
-        self._rules.move_to_end(reference.name)
-        return self._rules[reference.name]
+        return ShardExpectation(
+            found.value, found.error, found.grad, hessian, zlib.crc32(found.rules.level.tobytes()), is_new, agrees
+        )
 
     def _keep(self, name: str, rules: RowRules) -> None:
         self._rules[name] = rules
@@ -561,11 +519,6 @@ def _naming(key: Hashable) -> Iterator[None]:
 def _entries(hessian: MeanHessian, pattern: Pattern | None, n_dim: int) -> Array:
     """Return the values of a pattern, or the matrix."""
     return hessian.products(np.eye(n_dim)) if pattern is None else hessian.values()
-
-
-def _number(rules: RowRules) -> int:
-    digest = hashlib.blake2b(rules.level.tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 # --- where shards are evaluated: in this process, or by any executor of `concurrent.futures` ---
@@ -624,50 +577,42 @@ def hold_threads(recipe: Recipe) -> None:
         _one_thread()
 
 
-class InProcess:
-    """Evaluates shards one after another, in this process."""
+#: Returns the answer of each shard, in the order of the keys.
+type Engine = Callable[[Recipe, Requests, Done], list[object]]
 
-    name = "in this process"
 
-    def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
-        """Return the answer of each shard, in the order of the keys."""
-        result = []
+def in_process(recipe: Recipe, requests: Requests, done: Done) -> list[object]:
+    """Evaluate shards one after another, in this process."""
+    result = []
+    with threadpool_limits(1, user_api="blas"):
+        each = requests if isinstance(requests, Sequence) else [requests] * len(recipe.keys)
+        for number, request in enumerate(each):
+            result.append(kept(recipe, number).answer(request))
+            done(number + 1)
+    return result
+
+
+def by_executor(executor: Executor, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
+    """Evaluate shards by an executor: threads, processes, or anything with ``submit``."""
+    futures: list[Future[object]] = []
+    try:
         with threadpool_limits(1, user_api="blas"):
-            each = requests if isinstance(requests, Sequence) else [requests] * len(recipe.keys)
-            for number, request in enumerate(each):
-                result.append(kept(recipe, number).answer(request))
-                done(number + 1)
-        return result
-
-
-class ByExecutor:
-    """Evaluates shards by an executor: threads, processes, or anything with ``submit``."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self.name = f"by {type(executor).__name__}"
-
-    def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
-        """Return the answer of each shard, in the order of the keys."""
-        futures: list[Future[object]] = []
-        try:
-            with threadpool_limits(1, user_api="blas"):
-                for number, request in enumerate(pickled(recipe, requests)):
-                    futures.append(self._executor.submit(answer_of, recipe, number, request))
-                for n, future in enumerate(as_completed(futures)):
-                    future.result()
-                    done(n + 1)
-        except (BrokenExecutor, RuntimeError) as error:
-            if isinstance(error, ShardError):
-                raise
-            raise BrokenExecutorError(
-                f"The executor that evaluates the shards is broken: {type(error).__name__}: {error}. Make another "
-                "one, and go on with it: approx.refine(executor=...) for a fit, shards.use(...) for all else."
-            ) from error
-        finally:
-            for future in futures:
-                future.cancel()
-        return [future.result() for future in futures]
+            for number, request in enumerate(pickled(recipe, requests)):
+                futures.append(executor.submit(answer_of, recipe, number, request))
+            for n, future in enumerate(as_completed(futures)):
+                future.result()
+                done(n + 1)
+    except (BrokenExecutor, RuntimeError) as error:
+        if isinstance(error, ShardError):
+            raise
+        raise BrokenExecutorError(
+            f"The executor that evaluates the shards is broken: {type(error).__name__}: {error}. Make another "
+            "one, and go on with it: approx.refine(executor=...) for a fit, shards.use(...) for all else."
+        ) from error
+    finally:
+        for future in futures:
+            future.cancel()
+    return [future.result() for future in futures]
 
 
 # --- shards on Dask: each lives on a worker, and is made again on another where that dies ---
@@ -678,7 +623,7 @@ _MOST_LOST = 10
 _PAUSES = tuple(0.1 * 2.0**k for k in range(8))
 #: Bytes from which on a request is no part of a task.
 _LARGE = 500_000
-_ADVICE = Advice(
+_SAID = (
     "shards",
     "Make another one, and go on with it: approx.refine(executor=...) for a fit, shards.use(...) for all else.",
     "Start some, and go on: approx.refine() for a fit; the call again for all else. With another cluster: "
@@ -692,15 +637,13 @@ class OnDask:
     The shards are results of tasks, so that Dask makes those of a lost worker again.
     """
 
-    name = "on Dask"
-
     def __init__(self, client: Any) -> None:
         self._client = client
         #: Of the recipe asked for last.
         self._shards: tuple[str, list[Any]] = ("", [])
-        self._cluster = Cluster(client, _ADVICE)
+        self._cluster = Cluster(client, *_SAID)
 
-    def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
+    def __call__(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
         """Return the answer of each shard, in the order of the keys."""
         self._cluster.check()
         asked, shards = pickled(recipe, requests), self._made(recipe)
@@ -724,7 +667,7 @@ class OnDask:
                         "lack of memory. Make the shards smaller, or give workers more memory."
                     )
                 for number in again:
-                    shards[number] = self._remade(recipe, number, shards[number])
+                    shards[number] = self._shard(recipe, number, shards[number])
                 if again:
                     waiting |= self._all_asked(recipe, shards, asked, again)
         finally:
@@ -734,19 +677,16 @@ class OnDask:
 
     def _made(self, recipe: Recipe) -> list[Any]:
         name, shards = self._shards
-        if name != recipe.name:
-            shards = [self._task(recipe, number) for number in range(len(recipe.keys))]
-            self._shards = recipe.name, shards
-        for number, shard in enumerate(shards):  # those that could not be made in an earlier pass
-            shards[number] = self._remade(recipe, number, shard)
-        return shards
+        before = shards if name == recipe.name else [None] * len(recipe.keys)
+        # Those that could not be made in an earlier pass are made again.
+        self._shards = recipe.name, [self._shard(recipe, number, shard) for number, shard in enumerate(before)]
+        return self._shards[1]
 
-    def _task(self, recipe: Recipe, number: int) -> Any:
+    def _shard(self, recipe: Recipe, number: int, before: Any) -> Any:
+        """Return a shard, which may be there: the same one, unless it is lost itself."""
+        if before is not None and before.status not in ("error", "lost", "cancelled"):
+            return before
         return self._client.submit(_make, recipe, number, pure=False)
-
-    def _remade(self, recipe: Recipe, number: int, shard: Any) -> Any:
-        """Return a shard after an evaluation of it was lost: the same one, unless it is lost itself."""
-        return self._task(recipe, number) if shard.status in ("error", "lost", "cancelled") else shard
 
     def _all_asked(
         self, recipe: Recipe, shards: list[Any], requests: list[bytes], numbers: Iterable[int]
@@ -866,6 +806,8 @@ def _listed(values: Array) -> str:
 
 # --- `Shards`: a model whose data lie in several places, for `pm.fit` ---
 
+#: Of shards that no executor evaluates.
+_HERE = "in this process"
 #: Is told how many shards are done, and how many there are.
 type Watch = Callable[[int, int], object]
 
@@ -952,17 +894,17 @@ class Shards:
             ) from error
         self._build, self._recipe = build, Recipe(sent, keys, keep, uuid.uuid4().hex, os.getpid())
         weakref.finalize(self, forget, self._recipe.name)
-        self._engine = engine_of(executor)
+        self.use(executor)
         self.n_passes = 0
         self._watch: Watch | None = None
 
     def __repr__(self) -> str:
         """Return the number of shards and where they are evaluated."""
-        return f"<Shards: {len(self.keys)}, {self._engine.name}>"
+        return f"<Shards: {len(self.keys)}, {self._where}>"
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: an executor can't be."""
-        return {**self.__dict__, "_engine": InProcess(), "_watch": None}
+        return {**self.__dict__, "_where": _HERE, "_engine": in_process, "_watch": None}
 
     @property
     def keys(self) -> tuple[Hashable, ...]:
@@ -981,7 +923,20 @@ class Shards:
 
     def use(self, executor: Executor | object | None) -> None:
         """Evaluate shards elsewhere from now on."""
-        self._engine = engine_of(executor)
+        client = None if executor is None else client_of(executor)
+        self._where: str
+        self._engine: Engine
+        if executor is None:
+            self._where, self._engine = _HERE, in_process
+        elif client is not None:
+            self._where, self._engine = "on Dask", OnDask(client)
+        elif isinstance(executor, Executor):
+            self._where, self._engine = f"by {type(executor).__name__}", functools.partial(by_executor, executor)
+        else:
+            raise TypeError(
+                f"executor should be a concurrent.futures.Executor or a distributed.Client; got {executor!r}. For a "
+                "Dask cluster, give Client(cluster)."
+            )
 
     @contextlib.contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:
@@ -995,7 +950,7 @@ class Shards:
     def ask(self, requests: Requests) -> list[Any]:
         """Return the answer of each shard, in the order of the keys: one pass through the data."""
         self.n_passes += 1
-        return self._engine.answers(self._recipe, requests, self._done)
+        return self._engine(self._recipe, requests, self._done)
 
     def _done(self, n: int) -> None:
         if self._watch is not None:
@@ -1077,21 +1032,6 @@ class Shards:
         return iter(zip(self.keys, results, strict=True))
 
 
-def engine_of(executor: Executor | object | None) -> InProcess | ByExecutor | OnDask:
-    """Return what evaluates shards."""
-    if executor is None:
-        return InProcess()
-    client = client_of(executor)
-    if client is not None:
-        return OnDask(client)
-    if not isinstance(executor, Executor):
-        raise TypeError(
-            f"executor should be a concurrent.futures.Executor or a distributed.Client; got {executor!r}. For a Dask "
-            "cluster, give Client(cluster)."
-        )
-    return ByExecutor(executor)
-
-
 @stored("shard_rules")
 @dataclass(frozen=True)
 class ShardRules(RowRules):
@@ -1102,10 +1042,10 @@ class ShardRules(RowRules):
 
     #: Of the prior's rows.
     prior: RowRules
-    #: Gaussians for which shards have chosen.
-    references: tuple[Reference, ...]
-    #: That of each shard; shape (n_shards,).
-    which: Indices
+    #: Gaussians for which shards have chosen, by names that no others have.
+    references: Mapping[str, Spread]
+    #: The name of that of each shard.
+    which: tuple[str, ...]
 
 
 class ShardedDensity(Sum):
@@ -1176,20 +1116,22 @@ class ShardedDensity(Sum):
         if rows is not None:
             rows.n_rows_in_all = self._n_rows_in_all
         own = self.prior.expected(q, None if given is None else given.prior, adapt=adapt)
-        new = Reference(q, uuid.uuid4().hex)
-        references, which = ((), None) if given is None else (given.references, given.which)
-        names = tuple(Reference(None, reference.name) for reference in references)
-        asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows_in_all)
-        parts: list[ShardExpectation] = self.shards.ask(methodcaller("expected", asked))
+        name = uuid.uuid4().hex
+        references, which = ({}, None) if given is None else (given.references, given.which)
+        ask = functools.partial(
+            methodcaller, "expected", q, name, which=which, adapt=adapt, is_dense=self.pattern is None,
+            n_rows=self._n_rows_in_all,
+        )  # fmt: skip
+        parts: list[ShardExpectation] = self.shards.ask(ask(references=dict.fromkeys(references)))
         if any(part is None for part in parts):  # a shard that was made again has no rules
-            parts = self.shards.ask(methodcaller("expected", replace(asked, references=references)))
+            parts = self.shards.ask(ask(references=references))
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
         if wrong:
             self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
             raise RowsGivenUp(why)
         # Those that have chosen rules have them for this Gaussian, as all have where none were given.
-        which = np.where([part.is_new for part in parts], len(references), 0 if which is None else which)
-        used, which = np.unique(which, return_inverse=True)
+        before = which or (name,) * len(parts)
+        which = tuple(name if part.is_new else old for part, old in zip(parts, before, strict=True))
         return Expectation(
             own.value + sum(part.value for part in parts),
             own.error + sum(part.error for part in parts),
@@ -1199,7 +1141,7 @@ class ShardedDensity(Sum):
                 np.concatenate([own.rules.level, [part.rules for part in parts]]),
                 own.rules.sd,
                 own.rules,
-                tuple((*references, new)[at] for at in used),
+                {of: known for of, known in {**references, name: q}.items() if of in which},
                 which,
             ),
         )
@@ -1251,19 +1193,9 @@ class ShardedDensity(Sum):
         pattern = self.pattern
         if pattern is None:
             return MatrixHessian(sum(parts, own.products(np.eye(self.n_dim))))
-        if own.pattern is None:
-            result = own.products(np.eye(self.n_dim))[pattern.rows, pattern.cols]
-        else:
-            result = np.zeros(len(pattern.rows))
-            result[self._places_of(own.pattern)] = own.values()
-        for part, outline in zip(parts, self._outlines, strict=True):
-            assert outline.pattern is not None
-            result[self._places_of(outline.pattern)] += part
-        return PatternHessian(pattern, result)
-
-    def _places_of(self, pattern: Pattern) -> Indices:
-        """Return where the entries of a pattern are among those of all."""
-        assert self.pattern is not None
-        return np.searchsorted(
-            self.pattern.rows * self.n_dim + self.pattern.cols, pattern.rows * pattern.n_dim + pattern.cols
-        )
+        patterns = [outline.pattern for outline in self._outlines if outline.pattern is not None]
+        total = sum(of.symmetric(values) for of, values in zip(patterns, parts, strict=True))
+        if own.pattern is not None:
+            return PatternHessian(pattern, entries_of(own.pattern.symmetric(own.values()) + total, pattern))
+        dense = own.products(np.eye(self.n_dim))[pattern.rows, pattern.cols]
+        return PatternHessian(pattern, dense + entries_of(total, pattern))

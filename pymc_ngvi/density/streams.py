@@ -329,15 +329,6 @@ class BatchForm:
         return converted
 
 
-def print_of(arrays: Mapping[str, AnyArray]) -> str:
-    """Return what tells a batch from others: of its shapes, and of its first rows."""
-    digest = hashlib.blake2b()
-    for name, array in arrays.items():
-        digest.update(f"{name}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array[:_N_PRINTED]).tobytes() if array.ndim else array.tobytes())
-    return digest.hexdigest()
-
-
 # --- which parts of a model are about batches, and what they say of one batch: its log likelihood, not scaled ---
 
 
@@ -406,18 +397,13 @@ def _total_size(rv: Any) -> int:
             f"{rv.name!r} depends on data in batches and has no total_size: give it total_size=, the number of rows of "
             "all batches together."
         )
-    first, *others = rv.owner.inputs[1:]
-    known = [size for size in others if not _is_none(size)]
-    if _is_none(first) or known or not rv.type.ndim:
+    first, *others = (None if isinstance(n, Constant) and n.data is None else n for n in rv.owner.inputs[1:])
+    if first is None or any(n is not None for n in others) or not rv.type.ndim:
         raise ValueError(
             f"total_size of {rv.name!r} should be one number, of the rows of all batches together; batches are along "
             "the first axis."
         )
     return int(np.asarray(first.data if isinstance(first, Constant) else first.eval()))
-
-
-def _is_none(size: Any) -> bool:
-    return isinstance(size, Constant) and size.data is None
 
 
 class BatchLikelihood:
@@ -474,22 +460,19 @@ _NO_ROWS = (
 )
 
 
-class Streamed(NamedTuple):
-    """A model, and where its data come from."""
-
-    model: pm.Model
-    source: BatchSource
-
-
 class StreamDensity(Sum):
     """Log density of a model whose data come in batches; see `ModelDensity`. All of the data take a pass each time."""
 
     is_streamed = True
 
     def __init__(
-        self, streamed: Streamed, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
+        self,
+        model: pm.Model,
+        source: BatchSource,
+        backend: str = "auto",
+        compile_kwargs: Mapping[str, object] | None = None,
     ) -> None:
-        model, self._source = streamed
+        self._source = source
         self._form = batch_form(model)
         data = self._source.look()
         first = self._form.arrays(data, "The first batch")
@@ -549,7 +532,11 @@ class StreamDensity(Sum):
         is_last = n_read >= self.total_size
         if n_read > self.total_size or (is_last and self._source.has_more(seed, following)):
             raise self._another_size(place, f"has more than {self.total_size:,} rows")
-        return Batch(which, n_rows, is_last, print_of(arrays))
+        print_ = hashlib.blake2b()  # of shapes, and of the first rows
+        for name, array in arrays.items():
+            print_.update(f"{name}{array.shape}".encode())
+            print_.update(np.ascontiguousarray(array[:_N_PRINTED]).tobytes() if array.ndim else array.tobytes())
+        return Batch(which, n_rows, is_last, print_.hexdigest())
 
     def _another_size(self, place: Place, has: str) -> BatchError:
         return BatchError(

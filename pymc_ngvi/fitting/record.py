@@ -391,7 +391,7 @@ def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: in
         backend=density.backend,
         family_reason=f"it has the moments of the {state.kind} posterior",
         seed=seed,
-        summed_out=density.summed_out_names,
+        summed_out=density.summed_out.names,
     )
 
 

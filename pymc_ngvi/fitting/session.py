@@ -814,7 +814,7 @@ class FitSession:
             constant=tuple(constant_data(density.model)) if is_whole and ended else (),
             searched=self._searched is not None,
             seed=self.seed,
-            summed_out=density.summed_out_names,
+            summed_out=density.summed_out.names,
             undone=self._failed,
             **(vars(self.options.choice) | (self._searched or {}) | of_batches),
         )

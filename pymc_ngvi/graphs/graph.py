@@ -47,11 +47,6 @@ class MissingDerivativeError(ValueError):
     """The log density of the model has no first, or no second, derivative."""
 
 
-def flat_input(layout: Layout) -> Variable:
-    """Return the symbolic flat vector."""
-    return pt.vector("theta", dtype="float64", shape=(layout.n_dim,))
-
-
 def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Variable], theta: Variable) -> list[Variable]:
     """Return ``outputs``, functions of the value variables, as functions of the flat vector, in float64."""
     outputs = programs.with_derivatives(odes.with_solutions(outputs))

@@ -165,7 +165,13 @@ def _hoisted(node: Apply, entries: list[Variable], step: list[Variable]) -> list
     op, n_steps, n_seqs = node.op, node.inputs[0], node.op.info.n_seqs
     first_fixed = len(entries) - op.info.n_non_seqs
     outer_fixed = node.inputs[len(node.inputs) - op.info.n_non_seqs :]
-    found = _before_states(entries[n_seqs:first_fixed], entries, step)
+    # What a step makes without its states, and reads together with them.
+    later, read = set(entries[n_seqs:first_fixed]), dict.fromkeys(step)
+    for one in toposort(step, blockers=entries):
+        if not later.isdisjoint(one.inputs):
+            later.update(one.outputs)
+            read.update(dict.fromkeys(one.inputs))
+    found = [var for var in read if var not in later and var.owner is not None and var not in entries]
     if not found:
         return list(_loop(op, op.info, entries, step)(*node.inputs, return_list=True))
     replaced = dict(zip(entries[first_fixed:], outer_fixed, strict=True))
@@ -189,16 +195,6 @@ def _of_shape(out: Variable, var: Variable) -> Variable:
     """Return a variable, whatever axes it has in front, with what is known of the shape of another."""
     shape = (*out.type.shape[: out.type.ndim - var.type.ndim], *var.type.shape)
     return out if out.type.shape == shape else pt.specify_shape(out, shape)
-
-
-def _before_states(states: list[Variable], entries: list[Variable], step: list[Variable]) -> list[Variable]:
-    """Return what a step makes without its states, and reads together with them."""
-    later, read = set(states), dict.fromkeys(step)
-    for node in toposort(step, blockers=entries):
-        if not later.isdisjoint(node.inputs):
-            later.update(node.outputs)
-            read.update(dict.fromkeys(node.inputs))
-    return [var for var in read if var not in later and var.owner is not None and var not in entries]
 
 
 def _loop(op: Scan, info: ScanInfo, entries: list[Variable], step: list[Variable]) -> Scan:

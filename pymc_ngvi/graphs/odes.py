@@ -51,7 +51,7 @@ class Equations:
         return [self.n_states * (self.n_states + self.n_parameters) ** k for k in range(order + 1)]
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache
 def slopes_of(equations: Equations, order: int) -> Slopes:
     """Return f and its derivatives, all that is not 0 in one program; of a function with arrays, by PyTensor."""
     n = equations.n_states + equations.n_parameters

@@ -243,14 +243,11 @@ class _Reader:
 
     def _polygamma(self, order: Written, x: Written) -> Written:
         names = {0.0: "psi", 1.0: "trigamma", 2.0: "polygamma 2"}
-        number = self.writer.number(order)
-        if number not in names:
+        if order.number not in names:
             raise CannotFollow("a polygamma function of higher order")
-        return x.to(names[number])
+        return x.to(names[order.number])
 
     def _is_of_late(self, value: Written) -> bool:
         if value.at not in self._ranks:
-            self._ranks[value.at] = value.at in self._is_late or any(
-                self._is_of_late(part) for part in self.writer.arguments(value)
-            )
+            self._ranks[value.at] = value.at in self._is_late or any(self._is_of_late(part) for part in value.args)
         return self._ranks[value.at]

@@ -8,11 +8,10 @@ import numpy as np
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.importance import effective_size
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import Reason, Unavailable
+from pymc_ngvi.core.messages import NotApart, Reason, Unavailable
 from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.expectations import CannotSplit
 from pymc_ngvi.density.one_mode import rows_not_concave
 from pymc_ngvi.density.rows_given import ratios
 from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeInside, TreeIntegral, TreePairs
@@ -76,7 +75,7 @@ def _is_regression(density: ModelDensity) -> bool:
 
     Scales of priors are no such shapes: coefficients are as wide as these.
     """
-    rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
+    rows = density.rows
     if rows is None:
         return False
     for kind in rows.terms.rows:
@@ -240,8 +239,8 @@ def _quadrature(
     """Return the integral of the trees, with a rule that has settled about a Gaussian fit."""
     try:
         fitted.split()
-    except CannotSplit as reason:
-        raise Unavailable(reason.code, reason.sentence) from None
+    except NotApart as reason:
+        raise Unavailable(Reason.NOT_SPLIT, reason.sentence) from None
     is_concave, places = not rows_not_concave(density)[forest.locals_].any(), np.empty((0, forest.n_local))
     if not is_concave and forest.n_levels > 1:
         prior = density.prior_draws(_N_PLACES, _SEED)[:, forest.locals_]

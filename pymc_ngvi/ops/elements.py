@@ -6,7 +6,7 @@ import math
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.scalar as ps
@@ -24,7 +24,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.utils import _parse_gufunc_signature
 
-from pymc_ngvi.core.messages import NotApart, Reason, TooDenseError
+from pymc_ngvi.core.messages import NotApart, TooDenseError
 from pymc_ngvi.core.sparsity import Dependence, Ints, Pairs, RowKinds, everything, joined, union
 from pymc_ngvi.core.types import Bools
 from pymc_ngvi.graphs.backends import performed, quickly, without_c
@@ -203,12 +203,6 @@ def _static_shape(var: Any) -> tuple[Any, ...]:
 MOST_REDUCED = 16
 
 
-class CannotLift(NotApart):
-    """Elements depend on too much, or in a way that is not understood."""
-
-    reason = Reason.NOT_LIFTED
-
-
 class Apart(Exception):
     """Elements come from different variables."""
 
@@ -229,7 +223,7 @@ def operands(lift: Lifting, node: Apply, index: Ints, axis: int | Sequence[int] 
     n_reduced = math.prod(shape[a] for a in over)
     what = type(node.op).__name__
     if not 0 < n_reduced <= MOST_REDUCED:
-        raise CannotLift(f"it has a {what} over {n_reduced} elements")
+        raise NotApart(f"it has a {what} over {n_reduced} elements")
     positions = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), tuple(over), range(-len(over), 0))
     columns = positions.reshape(-1, n_reduced)[index].T
     return [lift.of(operand, one_if_scalar(np.ascontiguousarray(column), shape)) for column in columns]
@@ -255,14 +249,13 @@ def one_if_scalar(index: Ints, shape: tuple[int, ...]) -> Ints:
 # --- how elements of an input of a node come into those of its output: in place, over axes, by a matrix, at indices ---
 
 
-class Way(Protocol):
+class Way(NamedTuple):
     """How elements of one input come into those of the output."""
 
+    #: From the dependence of the input to that of the output by this input; it may be broadcast to the output.
+    spread: Callable[[Dependence], Dependence]
     #: Along which the input is added up; None where it is not.
     axes: tuple[int, ...] | None = None
-
-    def spread(self, part: Dependence) -> Dependence:
-        """Return on what the output depends by this input; it may be broadcast to the output."""
 
     def gathered(self, used: Bools, shape: tuple[int, ...]) -> Bools:
         """Return which elements of the input, of a shape, the used ones of the output are made of."""
@@ -273,61 +266,31 @@ class Way(Protocol):
         return np.asarray(made.sets.T @ sets).reshape(shape)
 
 
-@dataclass(frozen=True)
-class Each(Way):
-    """Element by element, broadcast; where a known condition says ``branch``, if there is one."""
-
-    facts: Facts
-    condition: Variable | None = None
-    branch: bool = True
-
-    def spread(self, part: Dependence) -> Dependence:  # noqa: D102
-        if self.condition is None or not self.facts.is_known(self.condition):
-            return part
-        return part.kept(np.asarray(self.facts.value(self.condition)).astype(bool) == self.branch)
+def each(facts: Facts, condition: Variable | None = None, *, branch: bool = True) -> Way:
+    """Return element by element, broadcast; where a known condition says ``branch``, if there is one."""
+    if condition is None or not facts.is_known(condition):
+        return Way(lambda part: part)
+    return Way(lambda part: part.kept(np.asarray(facts.value(condition)).astype(bool) == branch))
 
 
-@dataclass(frozen=True)
-class Over(Way):
-    """All elements along some axes, which the output has not, or has others in the place of."""
-
-    axes: tuple[int, ...]
-    keepdims: bool = False
-
-    def spread(self, part: Dependence) -> Dependence:  # noqa: D102
-        return part.reduced(self.axes, keepdims=self.keepdims)
+def over(axes: tuple[int, ...], *, keepdims: bool = False) -> Way:
+    """Return all elements along some axes, which the output has not, or has others in the place of."""
+    return Way(lambda part: part.reduced(axes, keepdims=keepdims), axes)
 
 
-@dataclass(frozen=True)
-class ByMatrix(Way):
-    """Products along an axis with a known matrix, whose rows are found when they are needed."""
-
-    kinds: Callable[[], RowKinds]
-    axes: tuple[int]
-
-    def spread(self, part: Dependence) -> Dependence:  # noqa: D102
-        return part.multiplied(self.kinds(), *self.axes)
+def by_matrix(kinds: Callable[[], RowKinds], axis: int) -> Way:
+    """Return products along an axis with a known matrix, whose rows are found when they are needed."""
+    return Way(lambda part: part.multiplied(kinds(), axis), (axis,))
 
 
-@dataclass(frozen=True)
-class AddedAt(Way):
-    """Added to the elements of the first input that indices tell, which are known."""
-
-    node: Apply
-    facts: Facts
-
-    def targets(self) -> Ints:
-        """Return the flat position to which each element is added."""
-        x, y, *indices = self.node.inputs
-        where = indices_from_subtensor([self.facts.value(i) for i in indices], self.node.op.idx_list)
-        shape = self.facts.shape(x)
-        positions = np.arange(math.prod(shape)).reshape(shape)[tuple(where)]
-        # y may be broadcast to the part of x that it is added to.
-        return np.broadcast_to(positions, np.broadcast_shapes(positions.shape, self.facts.shape(y)))
-
-    def spread(self, part: Dependence) -> Dependence:  # noqa: D102
-        where = self.targets()
-        return part.spread(where.shape).collected(where, self.facts.shape(self.node.inputs[0]))
+def targets(node: Apply, facts: Facts) -> Ints:
+    """Return the flat position in its first input to which a node adds each element, by indices that are known."""
+    x, y, *indices = node.inputs
+    where = indices_from_subtensor([facts.value(i) for i in indices], node.op.idx_list)
+    shape = facts.shape(x)
+    positions = np.arange(math.prod(shape)).reshape(shape)[tuple(where)]
+    # y may be broadcast to the part of x that it is added to.
+    return np.broadcast_to(positions, np.broadcast_shapes(positions.shape, facts.shape(y)))
 
 
 #: From a variable through which derivatives pass to its dependence.

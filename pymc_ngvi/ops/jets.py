@@ -37,13 +37,12 @@ from pytensor.tensor.math import Any as AnyTrue
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
-from pymc_ngvi.core.messages import Reason, RefusedFor
 from pymc_ngvi.core.types import AnyArray, Array, Indices
 from pymc_ngvi.graphs.backends import performed
 from pymc_ngvi.graphs.loops import short_log_add_exp
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.graphs.rewrites import dependent
-from pymc_ngvi.ops.elements import AddedAt, Kind, Rearranged, core_op
+from pymc_ngvi.ops.elements import Kind, Rearranged, core_op, targets
 from pymc_ngvi.ops.registry import MOVEMENT, operation
 from pymc_ngvi.rows.linear_map import consecutive
 from pymc_ngvi.rows.programs import CannotFollow, OnNumPy, derivatives
@@ -53,12 +52,6 @@ from pymc_ngvi.rows.programs import CannotFollow, OnNumPy, derivatives
 # Each has two leading axes: terms and points. The terms are the value, its derivatives by each coordinate, and its
 # second derivatives by each pair of coordinates, of which there is one of (i, j) and (j, i). What does not depend on
 # the point has one value in the place of as many as there are points, and what has no derivatives has the value alone.
-
-
-class NoJet(RefusedFor):
-    """A graph has an operation for which there is no rule."""
-
-    reason = Reason.NO_RULE
 
 
 class Space:
@@ -125,9 +118,6 @@ class Space:
 
 # --- rules for operations element by element ---
 
-#: Arguments by which an operation is differentiated at most: there are derivatives by all pairs.
-_MOST_JETS = 8
-
 #: From the points and jets of the inputs to jets of the output, or of each output.
 type Rule = Callable[..., AnyArray | list[AnyArray]]
 
@@ -136,12 +126,12 @@ def elementwise(node: Apply, kinds: list[Kind]) -> Rule:
     """Return the rule of an operation."""
     op, scalar_op = node.op, node.op.scalar_op
     if len(node.outputs) > 1:
-        raise NoJet(f"{op} has several outputs")
+        raise CannotFollow(f"{op} has several outputs")
     is_real = node.outputs[0].type.dtype.startswith("float")
     jets = [k for k, kind in enumerate(kinds) if kind is Kind.ACTIVE and is_real]
     if isinstance(scalar_op, ps.Switch) and jets:
         if kinds[0] is Kind.ACTIVE:
-            raise NoJet(f"{op} depends on coordinates by its condition")
+            raise CannotFollow(f"{op} depends on coordinates by its condition")
         return _switch
     if isinstance(scalar_op, ps.ScalarMaximum | ps.ScalarMinimum) and jets and len(kinds) == 2:
         chosen = np.greater_equal if isinstance(scalar_op, ps.ScalarMaximum) else np.less_equal
@@ -156,13 +146,11 @@ def elementwise(node: Apply, kinds: list[Kind]) -> Rule:
         return _on_all_terms(np.multiply)
     if isinstance(scalar_op, ps.TrueDiv) and jets == [0]:
         return _on_all_terms(np.true_divide)
-    if len(jets) > _MOST_JETS:
-        raise NoJet(f"{op} has {len(jets)} arguments that have derivatives")
     try:
         return Elementwise(node, jets)
-    except CannotFollow as reason:
+    except CannotFollow:
         if jets:
-            raise NoJet(str(reason)) from None
+            raise
         return structural(op, node, kinds)
 
 
@@ -244,13 +232,13 @@ class Loop:
         op: Scan = node.op
         info = op.info
         if info.as_while or info.n_mit_mot or info.n_untraced_sit_sot:
-            raise NoJet(f"{op} is a loop of another sort")
+            raise CannotFollow(f"{op} is a loop of another sort")
         self._taps = [*info.mit_sot_in_slices, *info.sit_sot_in_slices]
         self._n_seqs, self._n_states = info.n_seqs, len(self._taps)
         self._n_collected = info.n_nit_sot
         first_state = 1 + info.n_seqs
         if kinds[0] is not Kind.KNOWN:
-            raise NoJet("the number of steps depends on the point")
+            raise CannotFollow("the number of steps depends on the point")
         states = kinds[first_state : first_state + self._n_states]
         seqs, others = kinds[1:first_state], kinds[first_state + self._n_states + self._n_collected :]
         inner = op.fgraph
@@ -445,7 +433,7 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
     if not MOVEMENT.keys().isdisjoint(type(core_op(op)).__mro__):
         return Movement(node, kinds)
     if Kind.ACTIVE in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
-        raise NoJet(f"{op} has no rule")
+        raise CannotFollow(f"{op} has no rule")
     dtypes = [i.type.dtype for i in node.inputs]
 
     def at_point(inputs: tuple[AnyArray, ...], k: int) -> list[AnyArray]:
@@ -492,7 +480,7 @@ class Movement:
         self._adds = not isinstance(self._elements, Rearranged)
         self._n = 2 if self._adds else len(self._elements.inputs)
         if self._elements is None or any(kind is not Kind.KNOWN for kind in kinds[self._n :]):
-            raise NoJet(f"the arguments of {node.op} depend on the point")
+            raise CannotFollow(f"the arguments of {node.op} depend on the point")
         self._varies = not all(isinstance(var, Constant) for var in node.inputs[self._n :])
         self._places: dict[object, Any] = {}
 
@@ -516,7 +504,7 @@ class Movement:
     def _found(self, lead: tuple[int, ...]) -> list[tuple[Any, tuple[int, ...]]]:
         """Return which of all elements each output has, or each that is added is added to, and their shape."""
         if self._adds:
-            origins = [AddedAt(self._node, self._facts).targets()]  # type: ignore[arg-type]
+            origins = [targets(self._node, self._facts)]  # type: ignore[arg-type]
         else:
             origins = [origin - 1 for origin in self._elements.origins(self._elements.numbered()[0])]
         return [(consecutive(origin.ravel()), (*lead, *origin.shape)) for origin in origins]
@@ -593,7 +581,7 @@ def _max(op: Max, node: Apply, kinds: _Kinds) -> Rule:
 @structural.register
 def _cumulated(op: CumOp, node: Apply, kinds: _Kinds) -> Rule:
     if op.mode != "add" or op.axis is None:
-        raise NoJet(f"{op} has no rule")
+        raise CannotFollow(f"{op} has no rule")
     axis = _LEAD + op.axis % node.inputs[0].type.ndim
     return lambda space, x: np.cumsum(x, axis=axis)
 
@@ -738,22 +726,9 @@ class Jets:
         self._program, self._given = program, compile_([], given) if given else None
 
     def __call__(self, theta: Array, order: int) -> list[Array]:
-        """Return log p and its derivatives at points, (n_points, n_dim)."""
+        """Return log p, (n_points,), and its derivatives up to an order at points, (n_points, n_dim)."""
         space = Space(theta.shape[1], len(theta), order)
         given: list[AnyArray] = [] if self._given is None else [np.asarray(x)[None, None] for x in self._given()]
         with np.errstate(all="ignore"):
             [jets] = self._program(space, [space.of_points(theta), *given])
         return space.apart(jets)
-
-    def logp(self, theta: Array) -> tuple[Array]:
-        """Return log p, (n_points,)."""
-        return (self(theta, 0)[0],)
-
-    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Return log p, (n_points,), and its gradient, (n_points, n_dim)."""
-        logp, grad = self(theta, 1)
-        return logp, grad
-
-    def hessians(self, theta: Array) -> Array:
-        """Return the Hessian at each point, (n_points, n_dim, n_dim)."""
-        return self(theta, 2)[2]

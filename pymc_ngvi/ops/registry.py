@@ -15,7 +15,7 @@ import pytensor.tensor as pt
 from pymc.distributions.dist_math import SplineWrapper
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.ops import DeepCopyOp, ViewOp
-from pytensor.graph import Apply, Op, Variable
+from pytensor.graph import Apply, Op, Variable, ancestors
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scan.op import Scan
 from pytensor.sparse import Dot as SparseDot
@@ -63,31 +63,32 @@ from pytensor.tensor.subtensor import (
 )
 from scipy import sparse
 
-from pymc_ngvi.core.sparsity import Ints, RowKinds
+from pymc_ngvi.core.messages import NotApart
+from pymc_ngvi.core.sparsity import Dependence, Ints, RowKinds
 from pymc_ngvi.core.types import Matrix
 from pymc_ngvi.graphs.backends import python_loops
 from pymc_ngvi.graphs.odes import Solution
 from pymc_ngvi.graphs.programs import is_tail
 from pymc_ngvi.ops.elements import (
     MOST_REDUCED,
-    AddedAt,
     Apart,
-    ByMatrix,
-    CannotLift,
-    Each,
     Elements,
     EntryByEntry,
     Facts,
     FromWays,
     Lifting,
-    Over,
     Rearranged,
     ScalarForm,
+    Way,
     broadcast_index,
+    by_matrix,
     core_op,
     differentiable_inputs,
+    each,
     one_if_scalar,
     operands,
+    over,
+    targets,
 )
 
 # --- what is known of one operation of a graph: a record with an answer to each reading, or a refusal in words ---
@@ -186,7 +187,7 @@ def _lifted_move(
 ) -> Variable:
     found = _moved(node, lift.facts, n, always=always)
     if found is None:
-        raise CannotLift(f"PyTensor's {type(core_op(node.op)).__name__} {OF_MANY}")
+        raise NotApart(f"PyTensor's {type(core_op(node.op)).__name__} {OF_MANY}")
     numbers, ends = found.numbered()
     origins = found.origins(numbers)[node.outputs.index(var)].ravel()[index]
     owner = np.where(origins > 0, np.searchsorted(ends, origins, side="right"), -1)
@@ -204,7 +205,12 @@ def _set_or_added(node: Apply, facts: Facts) -> Elements | None:
     x, y, *indices = node.inputs
     if isinstance(node.op, Blockwise) or not all(map(facts.is_known, indices)):
         return None
-    return FromWays(node, facts, [(x, Each(facts)), (y, AddedAt(node, facts))], linear=(x, y))
+
+    def added(part: Dependence) -> Dependence:
+        where = targets(node, facts)
+        return part.spread(where.shape).collected(where, facts.shape(x))
+
+    return FromWays(node, facts, [(x, each(facts)), (y, Way(added))], linear=(x, y))
 
 
 def _lifted_set_or_added(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -212,12 +218,11 @@ def _lifted_set_or_added(lift: Lifting, node: Apply, var: Variable, index: Ints)
     if core_op(node.op).set_instead_of_inc:
         return _lifted_move(lift, node, var, index, 2)
     base, added = node.inputs[:2]
-    targets = AddedAt(node, lift.facts).targets() if _set_or_added(node, lift.facts) is not None else None
-    if targets is None or np.unique(targets).size < targets.size:
-        raise CannotLift("it adds to elements several times")
-    targets = targets.ravel()
+    where = targets(node, lift.facts).ravel() if _set_or_added(node, lift.facts) is not None else None
+    if where is None or np.unique(where).size < where.size:
+        raise NotApart("it adds to elements several times")
     source = np.full(math.prod(lift.facts.shape(base)), -1, dtype=np.int64)
-    source[targets] = np.arange(len(targets))
+    source[where] = np.arange(len(where))
     from_ = source[index]
     if ((from_ >= 0) != (from_[0] >= 0)).any():
         raise Apart((from_ >= 0).astype(np.int64))
@@ -267,7 +272,7 @@ def _reduced(node: Apply, facts: Facts) -> FromWays:
     [var] = node.inputs
     axes = range(var.type.ndim) if node.op.axis is None else node.op.axis
     is_sum = isinstance(node.op.scalar_op, ps.Add)
-    return FromWays(node, facts, [(var, Over(tuple(axes)))], node.inputs if is_sum else ())
+    return FromWays(node, facts, [(var, over(tuple(axes)))], node.inputs if is_sum else ())
 
 
 def _lifted_reduction(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -290,7 +295,7 @@ def _cumulated(node: Apply, facts: Facts) -> FromWays | None:
     if node.op.axis is None and var.type.ndim != 1:
         return None
     axis = node.op.axis or 0
-    way = ByMatrix(lambda: RowKinds.up_to(facts.shape(var)[axis]), (axis,))
+    way = by_matrix(lambda: RowKinds.up_to(facts.shape(var)[axis]), axis)
     return FromWays(node, facts, [(var, way)], node.inputs if node.op.mode == "add" else ())
 
 
@@ -299,13 +304,13 @@ def _lifted_cumulated(lift: Lifting, node: Apply, var: Variable, index: Ints) ->
     [operand] = node.inputs
     shape, axis = lift.facts.shape(operand), node.op.axis or 0
     if node.op.mode != "add" or (node.op.axis is None and len(shape) != 1):
-        raise CannotLift(f"PyTensor's {type(node.op).__name__} is lifted for sums along an axis only")
+        raise NotApart(f"PyTensor's {type(node.op).__name__} is lifted for sums along an axis only")
     places = np.unravel_index(index, shape)
     before = places[axis]
     if (before != before[0]).any():
         raise Apart(before)
     if before[0] >= MOST_REDUCED:
-        raise CannotLift(f"{node.op} is over more than {MOST_REDUCED} elements")
+        raise NotApart(f"{node.op} is over more than {MOST_REDUCED} elements")
     parts = []
     for at in range(int(before[0]) + 1):
         here = (*places[:axis], np.full_like(before, at), *places[axis + 1 :])
@@ -353,8 +358,8 @@ def _product(node: Apply, facts: Facts) -> FromWays:
     if known is not None:
         place, matrix = known
         var, axis, by_row = (b, -2, matrix) if place == 0 else (a, -1, matrix.T)
-        return FromWays(node, facts, [(var, ByMatrix(partial(RowKinds.of, by_row), (axis,)))], [var])
-    ways = [(a, Over((-1,), keepdims=True)), (b, Over((-2,), keepdims=True))]
+        return FromWays(node, facts, [(var, by_matrix(partial(RowKinds.of, by_row), axis))], [var])
+    ways = [(a, over((-1,), keepdims=True)), (b, over((-2,), keepdims=True))]
     return FromWays(node, facts, ways, [a, b], [(a, b)], is_inner=True)
 
 
@@ -368,10 +373,10 @@ def _solution(node: Apply, facts: Facts) -> FromWays | None:
     a, b = node.inputs
     axis, known = -core_op(node.op).b_ndim, _known_operand(node, facts)
     if known is not None and known[0] == 0:
-        return FromWays(node, facts, [(b, ByMatrix(partial(RowKinds.of_inverse, known[1]), (axis,)))], [b])
-    of_b = b, Over((axis,), keepdims=True)
+        return FromWays(node, facts, [(b, by_matrix(partial(RowKinds.of_inverse, known[1]), axis))], [b])
+    of_b = b, over((axis,), keepdims=True)
     if facts.is_active(a):
-        return None if axis == -1 else FromWays(node, facts, [(a, Over((-2, -1), keepdims=True)), of_b])
+        return None if axis == -1 else FromWays(node, facts, [(a, over((-2, -1), keepdims=True)), of_b])
     return FromWays(node, facts, [of_b], [b])
 
 
@@ -379,10 +384,10 @@ def _lifted_product(lift: Lifting, node: Apply, var: Variable, index: Ints) -> V
     """Return the elements of a product of two matrices, or vectors, as sums."""
     shapes = [lift.facts.shape(i) for i in node.inputs]
     if not isinstance(node.op, Dot) or max(map(len, shapes)) > 2:
-        raise CannotLift("it has a product of unknown arrays")
+        raise NotApart("it has a product of unknown arrays")
     (n, inner), (_, p) = (shapes[0] if len(shapes[0]) == 2 else (1, *shapes[0])), (*shapes[1], 1)[:2]
     if not 0 < inner <= MOST_REDUCED:
-        raise CannotLift(f"it has a product of unknown matrices over {inner} elements")
+        raise NotApart(f"it has a product of unknown matrices over {inner} elements")
     row, col = np.unravel_index(index, (n, p))
     parts = []
     for at in range(inner):
@@ -391,13 +396,14 @@ def _lifted_product(lift: Lifting, node: Apply, var: Variable, index: Ints) -> V
     return functools.reduce(pt.add, parts)
 
 
-def _read(node: Apply, unknown: int) -> Extra:
-    return Extra(read=largest(node.inputs, unknown) if isinstance(node.op, Dot) else 0)
-
-
 PRODUCTS: dict[type, OpRecord] = {
     Dot: OpRecord(
-        _product, _lifted_product, lambda node: [1.0, 1.0], "multiplies rows by what they share", _read, by_batch=True
+        _product,
+        _lifted_product,
+        lambda node: [1.0, 1.0],
+        "multiplies rows by what they share",
+        lambda node, unknown: Extra(read=largest(node.inputs, unknown) if isinstance(node.op, Dot) else 0),
+        by_batch=True,
     ),
     **dict.fromkeys((SparseDot, StructuredDot), OpRecord(_sparse_product, OF_MANY, "is of a matrix that is known")),
     SolveBase: OpRecord(
@@ -418,9 +424,9 @@ _CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isi
 def _elements(node: Apply, facts: Facts) -> FromWays:
     form, inputs = ScalarForm.of(node), node.inputs
     linear = [inputs[k] for k in form.linear_in(len(inputs))]
-    ways = [(var, Each(facts)) for var in differentiable_inputs(node)]
+    ways = [(var, each(facts)) for var in differentiable_inputs(node)]
     if form is ScalarForm.CHOICE:
-        ways = [(var, Each(facts, inputs[0], var is inputs[1])) for var in linear]
+        ways = [(var, each(facts, inputs[0], branch=var is inputs[1])) for var in linear]
     unknown = [k for k, var in enumerate(inputs) if not facts.is_known(var)]
     pairs = [(inputs[a], inputs[b]) for a, b in form.multiplied(len(inputs)) if a in unknown and b in unknown]
     return FromWays(
@@ -452,7 +458,7 @@ def _switched(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variabl
         branch = node.inputs[1 if condition[0] else 2]
         return lift.of(branch, broadcast_index(index, shape, lift.facts.shape(branch)))
     result = node.op(*_parts(lift, node, index))
-    reads = [lift.reads(branch) for branch in result.owner.inputs[1:]]
+    reads = [lift.slots.keys() & set(ancestors([branch])) for branch in result.owner.inputs[1:]]
     if reads[0] != reads[1] and all(reads):
         raise Apart(condition.astype(np.int64))
     return result

@@ -24,15 +24,15 @@ from pytensor.tensor.math import Dot
 
 from pymc_ngvi.core.messages import NotApart, TooDenseError
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.sizes import HELD
 from pymc_ngvi.core.sparsity import Dependence, Ints, Pairs, joined
 from pymc_ngvi.core.types import Array, Bools
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.graphs.graph import inline_inner_graphs
-from pymc_ngvi.ops.elements import Apart, CannotLift, Elements, Facts, Rearranged, ScalarForm, core_op
+from pymc_ngvi.ops.elements import Apart, Elements, Facts, Rearranged, ScalarForm, core_op
 from pymc_ngvi.ops.registry import elements, operation
 from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
-from pymc_ngvi.rows.row_hessian import MOST_ENTRIES
 
 # --- which coordinates of theta each element of each variable of a graph depends on ---
 
@@ -392,16 +392,6 @@ def logp_of(factors: Sequence[Factor]) -> Variable:
 # --- which pairs of coordinates interact in log p: the sparsity pattern of its Hessian, from its graph ---
 
 
-@dataclass(frozen=True)
-class HessianPattern:
-    """The sparsity of a Hessian."""
-
-    #: Every entry that is not 0 for all theta, and perhaps others; None where there are too many.
-    pattern: Pattern | None
-    #: Ops that were not understood, taken as functions in which all coordinates that they depend on interact.
-    opaque: tuple[str, ...]
-
-
 class PatternSearch:
     """Finds which entries of a Hessian can differ from 0, as often as data change.
 
@@ -421,8 +411,12 @@ class PatternSearch:
         self._theta = theta
         self.facts = Facts(self._logp, theta, varying)
 
-    def run(self, max_entries: int = MOST_ENTRIES) -> HessianPattern:
-        """Find the pattern for the data that `facts` are of."""
+    def run(self, max_entries: int = HELD) -> tuple[Pattern | None, list[str]]:
+        """Find the pattern for the data that `facts` are of.
+
+        It has every entry that is not 0 for all theta, and perhaps others; None where there are too many. Ops that were
+        not understood come beside it, taken as functions in which all coordinates that they depend on interact.
+        """
         facts, dependences = self.facts, Dependences(self.facts, self._theta)
         pairs = Pairs(facts.shape(self._theta)[0])
         try:
@@ -430,7 +424,7 @@ class PatternSearch:
             pattern = pairs.pattern(max_entries)
         except TooDenseError:
             pattern = None
-        return HessianPattern(pattern, tuple(sorted(dependences.opaque)))
+        return pattern, sorted(dependences.opaque)
 
     def _note(self, dependences: Dependences, pairs: Pairs) -> None:
         """Go from log p towards theta, through all that enters it linearly, and note what interacts."""
@@ -493,7 +487,7 @@ class Lift:
         key = (var, hashlib.blake2b(index.tobytes()).digest())
         if key not in self._done:
             if len(self._done) >= _MOST_OPERATIONS:
-                raise CannotLift(f"elements are made of more than {_MOST_OPERATIONS:,} operations")
+                raise NotApart(f"elements are made of more than {_MOST_OPERATIONS:,} operations")
             self._done[key] = self._lifted(var, index)
         return self._done[key]
 
@@ -502,18 +496,6 @@ class Lift:
         return replace(
             self, slots=dict(self.slots), data=dict(self.data), sources=dict(self.sources), _done=dict(self._done)
         )
-
-    def back_to(self, other: "Lift") -> None:
-        """Forget what was lifted since another one was like this one."""
-        self.slots, self.data, self.sources, self._done = other.slots, other.data, other.sources, other._done
-
-    def reads(self, value: Variable) -> set[Variable]:
-        """Return the slots that a function of rows reads."""
-        return {v for v in ancestors([value]) if v in self.slots}
-
-    def columns(self, n_rows: int) -> Ints:
-        """Return the predictors of each row, (n_rows, n_slots)."""
-        return np.stack([np.broadcast_to(at, n_rows) for at in self.slots.values()], axis=1)
 
     def _lifted(self, var: Variable, index: Ints) -> Variable:
         if var is self.predictors:
@@ -524,10 +506,10 @@ class Lift:
             return self._known(var, index)
         node = var.owner
         if node is None:
-            raise CannotLift(f"{var} varies")
+            raise NotApart(f"{var} varies")
         rule = operation(node.op).lift
         if isinstance(rule, str):
-            raise CannotLift(f"PyTensor's {type(core_op(node.op)).__name__} {rule}")
+            raise NotApart(f"PyTensor's {type(core_op(node.op)).__name__} {rule}")
         return rule(self, node, var, index)
 
     def _known(self, var: Variable, index: Ints) -> Variable:
@@ -536,7 +518,7 @@ class Lift:
         try:
             value = np.asarray(self.facts.value(var))
         except KeyError as error:
-            raise CannotLift(f"the value of {var} is not at hand") from error
+            raise NotApart(f"the value of {var} is not at hand") from error
         rows = value.reshape(1, -1)[:, index]
         given = pt.tensor(f"data {len(self.data)}", dtype=rows.dtype, shape=(1, 1 if len(index) == 1 else None))
         self.data[given], self.sources[given] = rows, Source(var, index)
@@ -806,8 +788,9 @@ def _summand(
             factor = pt.tensor("weight", dtype="float64", shape=(1, None))
             data = {**lift.data, factor: total[index][None]}
             sources = {**lift.sources, factor: Source(var, index, is_weight=True)}
-            made.append(Rows(lift.columns(len(index)), list(lift.slots), data, factor * value, sources=sources))
-    except CannotLift as error:
+            columns = np.stack([np.broadcast_to(at, len(index)) for at in lift.slots.values()], axis=1)
+            made.append(Rows(columns, list(lift.slots), data, factor * value, sources=sources))
+    except NotApart as error:
         weighed = pt.sum(total.reshape(facts.shape(var)) * var)
         whole = _whole(var, total, weighed, predictors, dependences)
         return Summand([], weighed, error.sentence, weights) if whole is None else Summand([whole], None, "", weights)
@@ -894,10 +877,10 @@ def lifted(var: Variable, index: Ints, predictors: Variable, facts: Facts) -> li
         except Apart as apart:
             waiting += [index[apart.labels == label] for label in np.unique(apart.labels)]
             if len(waiting) + len(made) > _MOST_GROUPS:
-                raise CannotLift("elements come from too many variables") from apart
+                raise NotApart("elements come from too many variables") from apart
             continue
         if not 0 < len(lift.slots) <= _MOST_SLOTS:
-            raise CannotLift(f"an element depends on {len(lift.slots)} predictors")
+            raise NotApart(f"an element depends on {len(lift.slots)} predictors")
         made.append((index, lift, value))
     return made
 

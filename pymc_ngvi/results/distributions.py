@@ -558,7 +558,7 @@ class Posterior:
     @property
     def dims(self) -> dict[str, list[str]]:
         """Dims of discrete variables, and of Deterministics that depend on them, which the model has not."""
-        return {} if self.density.summed_out is None else self.density.summed_out.dims
+        return self.density.summed_out.dims
 
     def values(self, theta: Array, random_seed: int | None) -> dict[str, AnyArray]:
         """Return all variables at unconstrained draws, discrete ones that were summed out included."""
@@ -713,7 +713,7 @@ def roles_of(posterior: Posterior, few: xr.Dataset) -> Roles:
     roles = find_roles(posterior.model, posterior.layout, posterior.pattern, extents)
     of_rows = [
         name
-        for name in density.summed_out_shown
+        for name in density.summed_out.shown
         if math.prod(extents[name].shape) > 1 and math.prod(extents[name].shape) in roles.observations.values()
     ]
     roles = replace(roles, rows=(*roles.rows, *of_rows))

@@ -268,7 +268,7 @@ def _predictives(
     if isinstance(state, PoolState) and isinstance(trees, IntegratedTrees) and trees.quadrature is not None:
         try:
             return IntegratedAgain(state, trees, trees.quadrature.rule, masked).predictives(parts)
-        except Exception:  # CannotSplit, or an operation that is not to be vectorised: draws do as well
+        except Exception:  # terms do not come apart, or an operation is not to be vectorised: draws do
             logger.debug("Groups can't be integrated again.", exc_info=True)
     n_numbers = parts.out.shape[0] + (0 if parts.are_whole else parts.scored.shape[0])
     n = int(min(n, MOST_NUMBERS // n_numbers))

@@ -559,7 +559,7 @@ class Treatments:
         for place in self.posterior.layout.variables:
             if place.name == rv.name and pattern is not None and len(place.shape) == rv.type.ndim:
                 apart = uncoupled_axes(place, pattern)
-        if rv.name in self.posterior.density.summed_out_names:  # each element is summed out by itself
+        if rv.name in self.posterior.density.summed_out.names:  # each element is summed out by itself
             apart = tuple(range(n_batch_axes(rv)))
         for number, axis in axes.items():
             if axis.goes_on or axis.n_old < 2 or number in apart:
@@ -627,7 +627,7 @@ def predictions_at(
         needed = graph.needed(names)
         needed_data = graph.data_needed(names)
         new.check_complete(needed_data)
-        new.check_indices(graph, [*posterior.density.summed_out_names, *(v.name for v in posterior.layout.variables)])
+        new.check_indices(graph, [*posterior.density.summed_out.names, *(v.name for v in posterior.layout.variables)])
         if at is None and (new := asked.with_steps_between(graph)).labels != asked.labels:
             rows, graph = new, new.graph()
         effects = frozenset(v.name for v in posterior.layout.variables if {*new.dims(v.name)} & {*new.labels})
@@ -639,7 +639,7 @@ def predictions_at(
         free = Constrainer.of(posterior.density, deterministics=False, names=named)(theta)
         # Discrete variables that are summed out are drawn given these, unless new data change what they depend on.
         discrete = posterior.density.discrete_given(free, random_seed)
-        summed_out = posterior.density.summed_out_names
+        summed_out = posterior.density.summed_out.names
         free |= {
             name: discrete[name]
             for name in summed_out
@@ -684,7 +684,7 @@ def _wanted(posterior: Posterior, model: Any, var_names: str | Sequence[str] | N
 
     ``by_rows``: what has a value for each row of a Bambi model, and nothing else.
     """
-    fitted = {*(v.name for v in posterior.layout.variables), *posterior.density.summed_out_names}
+    fitted = {*(v.name for v in posterior.layout.variables), *posterior.density.summed_out.names}
     names = [rv.name for rv in model.basic_RVs if rv in model.observed_RVs or rv.name not in fitted]
     if by_rows:
         of_rows = [d.name for d in model.deterministics if _OBS in (model.named_vars_to_dims.get(d.name) or ())]

@@ -276,7 +276,7 @@ class NewRows:
         )
         needed_names = {rv.name for rv in needed}
         #: Discrete variables that were summed out: drawn given each draw of the others, and weighted with it.
-        self._discrete = [name for name in posterior.density.summed_out_names if name in needed_names]
+        self._discrete = [name for name in posterior.density.summed_out.names if name in needed_names]
         if self._discrete and posterior.changed_data():
             raise ValueError(f"{quoted(self._discrete)} are drawn given the rows of the fit, which are not there.")
         self._of_last: tuple[Values, dict[str, AnyArray]] = {}, {}

@@ -114,7 +114,7 @@ def sample_trace(
         theta = posterior.draw(n, rng)
     else:
         theta, stats, attrs = _by_importance(posterior, n, importance, rng)
-    seed, discrete = seed_of(rng), posterior.density.summed_out_shown
+    seed, discrete = seed_of(rng), posterior.density.summed_out.shown
     values = constrain(theta, random_seed=seed)
     if discrete and (names is None or not names.isdisjoint(discrete)):  # that were summed out
         values |= posterior.density.discrete_given(values, seed)
@@ -229,7 +229,7 @@ def _constrainer(
     left_out = frozenset() if with_batches else of_batches(posterior.density.model)
     if var_names is None and not left_out:
         return posterior.constrain, None
-    discrete = posterior.density.summed_out_shown
+    discrete = posterior.density.summed_out.shown
     values = {v.name: v.value_name for v in posterior.layout.variables}
     valid = dict.fromkeys([*values, *(d.name for d in posterior.density.deterministics), *values.values(), *discrete])
     if var_names is None:

@@ -319,7 +319,7 @@ def summarise(
     """Return a summary; see `NGVIApproximation.summary`."""
     if (given := options.get("var_names")) is not None and options.get("filter_vars") is None:
         valid = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
-        valid += posterior.density.summed_out_shown
+        valid += posterior.density.summed_out.shown
         if posterior.include_transformed:
             valid += [v.value_name for v in posterior.layout.variables]
         names = [given] if isinstance(given, str) else given

@@ -5,7 +5,7 @@ import math
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -151,17 +151,6 @@ def _others() -> dict[str, Callable[..., Any]]:
 type _Plain = tuple[Compiled, Bools]
 
 
-class _Sum(NamedTuple):
-    """What is read of rows along a sum."""
-
-    #: The sum where all that it is a sum of is 0, and the products that its slopes in these are made of.
-    along: RowProgram
-    #: In which of these each product is the slope, or a part of it.
-    owners: list[int]
-    #: The function, given the sum.
-    value: RowProgram
-
-
 class Engine:
     """Reads rows as programs; functions of rows that have operations it does not know are left to PyTensor."""
 
@@ -169,7 +158,8 @@ class Engine:
         self._evaluated, self._compile = evaluated, compile_
         self._read: WeakKeyDictionary[Variable, dict[tuple[object, ...], RowProgram]] = WeakKeyDictionary()
         self._plainly: WeakKeyDictionary[Variable, dict[tuple[object, ...], _Plain]] = WeakKeyDictionary()
-        self._sums: WeakKeyDictionary[Variable, _Sum] = WeakKeyDictionary()
+        #: Of rows along a sum: what `_along` returns of them, and the function, given the sum.
+        self._sums: WeakKeyDictionary[Variable, tuple[RowProgram, list[int], RowProgram]] = WeakKeyDictionary()
         self._functions: dict[RowProgram, Compiled] = {}
 
     def row_function(self, rows: Rows) -> RowFunction:
@@ -210,19 +200,19 @@ class Engine:
         assert rows.sum_ is not None
         others, given = rows.slots[: -rows.n_summed], list(rows.data)
         if rows.value not in self._sums:
-            value = program_of([*others, rows.sum_, *given], [rows.value], [*others, *given])
-            self._sums[rows.value] = _Sum(*_along(rows), value)
-        known = self._sums[rows.value]
+            of_sum = program_of([*others, rows.sum_, *given], [rows.value], [*others, *given])
+            self._sums[rows.value] = *_along(rows), of_sum
+        along, owners, of_sum = self._sums[rows.value]
         numbers, data = _data_of(rows)
         none: list[float | None] = [None] * len(others)
-        beside = [a for a in known.value.used if a < len(others)]
+        beside = [a for a in of_sum.used if a < len(others)]
         function = self._function(self._value(rows, 0, numbers))
-        along = self._function(_given(known.along, [*none, *numbers]))
+        of_others = self._function(_given(along, [*none, *numbers]))
         unused = [None if a in beside else 0.0 for a in range(len(others))]
-        given_sum = self._function(_given(known.value, [*unused, None, *numbers]))
+        given_sum = self._function(_given(of_sum, [*unused, None, *numbers]))
         are_shared = len(rows.index) > 1 and bool((rows.index == rows.index[0])[:, : len(others)].all())
         return SummedRowFunction(
-            function, rows.index, data, interacts(rows), rows.n_summed, along, known.owners, given_sum, beside,
+            function, rows.index, data, interacts(rows), rows.n_summed, of_others, owners, given_sum, beside,
             shares_u=are_shared,
         )  # fmt: skip
 

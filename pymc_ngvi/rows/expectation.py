@@ -8,6 +8,7 @@ which holds for functions with kinks, too. So do those of third and fourth order
 """
 
 import functools
+import itertools
 import math
 
 from collections.abc import Callable, Iterator, Sequence
@@ -49,8 +50,8 @@ _SPARSE, _NODES = range(2, 6), range(1, 12, 2)
 
 #: Nodes from which on a rule of one dimension tells of third and fourth derivatives.
 _BENDS = 5
-#: Nodes nearer to 0 are 0; decimals in which nodes are told apart.
-_ZERO, _DECIMALS = 1e-12, 12
+#: Decimals in which nodes are told apart.
+_DECIMALS = 12
 
 
 class NormalRule(NamedTuple):
@@ -96,7 +97,7 @@ def _line(level: int) -> tuple[Array, Array]:
 
 def _gauss(n: int) -> tuple[Array, Array]:
     z, w = np.polynomial.hermite_e.hermegauss(n)
-    return np.where(np.abs(z) < _ZERO, 0.0, z), w / w.sum()
+    return z, w / w.sum()
 
 
 def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:
@@ -120,20 +121,13 @@ def _sparse_grid(k: int, level: int) -> tuple[Array, Array]:
     nodes, weights = [], []
     for total in range(max(0, level - k + 1), level + 1):
         sign = (-1) ** (level - total) * math.comb(k - 1, level - total)
-        for sizes in _compositions(total, k):
+        for bars in itertools.combinations(range(total + k - 1), k - 1):  # all ways to make a sum of sizes
+            sizes = np.diff([-1, *bars, total + k - 1]) - 1
             z, w = _product([_gauss(_NODES[i]) for i in sizes])
             nodes.append(z)
             weights.append(sign * w)
     distinct, place = np.unique(np.round(np.concatenate(nodes), _DECIMALS), axis=0, return_inverse=True)
     return distinct, np.bincount(place.ravel(), np.concatenate(weights))
-
-
-def _compositions(total: int, k: int) -> Iterator[tuple[int, ...]]:
-    if k == 1:
-        yield (total,)
-        return
-    for first in range(total + 1):
-        yield from ((first, *others) for others in _compositions(total - first, k - 1))
 
 
 # --- which rule of quadrature each row has: a level for each block of its directions, all in one number ---
@@ -231,13 +225,8 @@ class RowFunction:
         return tuple(map(n_levels, self.blocks))
 
     @property
-    def n_moments(self) -> int:
-        """Expectations that gradient and Hessian are made of, and the value."""
-        return 1 + self.k + self.k * (self.k + 1) // 2
-
-    @property
     def n_bends(self) -> int:
-        """Expectations of third and fourth order beside these."""
+        """Expectations of third and fourth order beside those that gradient and Hessian are made of."""
         return 2 if self.k == 1 else 0
 
     def n_nodes(self, code: int) -> int:
@@ -259,7 +248,7 @@ class RowFunction:
 
         Of rows with one predictor, E[f (z^3 - 3 z)] and E[f (z^4 - 6 z^2 + 3)] as well.
         """
-        result = np.empty((self.n_moments + self.n_bends, len(codes)))
+        result = np.empty((1 + self.k + self.k * (self.k + 1) // 2 + self.n_bends, len(codes)))
         for code, at in by_code(codes):
             result[:, at] = self._by_rule(code, mean[at], root[at], rows[at])
         return result
@@ -565,7 +554,7 @@ class _RuleSearch:
 
     def _apart(self, new: Array, old: Array) -> Array:
         with np.errstate(invalid="ignore"):
-            apart = np.abs(new - old)[: self._function.n_moments]
+            apart = np.abs(new - old)[: len(new) - self._function.n_bends]
             apart[1:] *= _OF_DERIVATIVES
         return np.where(np.isfinite(apart).all(axis=0), apart.max(axis=0), np.inf)
 

@@ -397,7 +397,12 @@ def _mode(of: _Integrand, shape: tuple[int, int]) -> tuple[Array, Array]:
 # --- what is taken there ---
 
 
-_FIRST_NODES = _FIRST * np.arange(-round(_REACH / _FIRST), round(_REACH / _FIRST) + 1.0)
+def _nodes_at(level: int) -> Array:
+    """Return nodes, twice as close as those of the level before, which are among them."""
+    return np.linspace(-_REACH, _REACH, 1 + round(2.0 * _REACH / _FIRST) * 2**level)
+
+
+_FINE_NODES, _FINER_NODES = _nodes_at(1), _nodes_at(2)
 
 
 def _integrand(of: _Integrand, place: _Place, nodes: Array) -> tuple[Array, Array]:
@@ -420,38 +425,22 @@ def _log_mean(of: _Integrand, place: _Place) -> Array:
     top = np.where(np.isfinite(top), top, 0.0)
     coarse = _sum(heights[::2].copy(), slope[::2], top)
     total = coarse + _sum(heights[1::2], slope[1::2], top)
-    spacing, nodes = 0.5 * _FIRST, _FIRST_NODES
+    spacing = 0.5 * _FIRST
     rows = np.flatnonzero((np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0))
     result = np.log(total * (spacing / _ROOT_2_PI)) + top
     total, top = total[:, rows], top[:, rows]
-    for _ in range(_FINEST):
+    for level in range(2, 2 + _FINEST):
         if not len(rows):
             break
-        nodes = _interleaved(nodes)
+        new = _nodes_at(level)[1::2]
         some, own = of.rows(rows), _Place(place.centre[:, rows], place.scale[:, rows], place.bend[:, rows])
         coarse, spacing = total, 0.5 * spacing
-        for at in row_slices(len(nodes) - 1, max(1, CACHED_ELEMENTS // total.size)):
-            total = total + _sum(*_integrand(some, own, _between(nodes[at.start : at.stop + 1])), top)
+        for at in row_slices(len(new), max(1, CACHED_ELEMENTS // total.size)):
+            total = total + _sum(*_integrand(some, own, new[at]), top)
         result[:, rows] = np.log(total * (spacing / _ROOT_2_PI)) + top
         left = (np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0)
         rows, total, top = rows[left], total[:, left], top[:, left]
     return result
-
-
-def _between(nodes: Array) -> Array:
-    return 0.5 * (nodes[1:] + nodes[:-1])
-
-
-def _interleaved(nodes: Array) -> Array:
-    result = np.empty(2 * len(nodes) - 1)
-    result[::2], result[1::2] = nodes, _between(nodes)
-    return result
-
-
-_FINE_NODES = _interleaved(_FIRST_NODES)
-
-
-_FINER_NODES = _interleaved(_FINE_NODES)
 
 
 def densities(function: Compiled, points: Array, data: list[Array], slopes: Array) -> tuple[Array, Array, Array, float]:

@@ -19,6 +19,7 @@ from scipy.special import ndtri
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.messages import NotApart
+from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.types import Array, Bools, Indices, RowRules
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, Taken
 from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct, sampled
@@ -161,10 +162,6 @@ def _one_each(reader: sparse.csr_array, wanted: Bools) -> Indices:
     return result
 
 
-#: Values of rows at a time.
-_AT_A_TIME = 2**18
-
-
 @dataclass(frozen=True, eq=False)
 class ManyExpected(Batch):
     """Expectations under Gaussians."""
@@ -277,7 +274,7 @@ class ManyRows:
         result: Array = self.constant[:, None] + np.einsum("nr,nrm->nm", self.slope, eta.reshape(n, -1, m))
         for function in self.functions:
             per = len(function.index) // n
-            size = max(1, _AT_A_TIME // (per * m)) * per
+            size = max(1, CACHED // (per * m)) * per
             for start in range(0, n * per, size):
                 rows = np.arange(start, min(start + size, n * per))
                 index = function.index[rows]
@@ -496,7 +493,7 @@ def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:
     # Between two nodes: the integral of a cubic through these and the ones beside them.
     per_node = density * slope
     areas = 13.0 * (per_node[1:-2] + per_node[2:-1]) - per_node[:-3] - per_node[3:]
-    return quantiles(_NORMAL, z[2:-2], density[2:-2], np.maximum(areas * (spacing / 24.0), 1e-300))
+    return quantiles(_NORMAL, z[2:-2], density[2:-2], np.maximum(areas * (spacing / 24.0), np.finfo(np.float64).tiny))
 
 
 # --- rows at many values in which effects that one row alone reads are integrated out ---

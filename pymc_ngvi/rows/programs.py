@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from scipy import special
 
 from pymc_ngvi.core import scalars
@@ -96,33 +97,11 @@ def _log_add_exp(x: AnyArray, y: AnyArray) -> AnyArray:
 # --- how derivatives of arguments become those of results ---
 
 
-def _sum_of(parts: Sequence[Any]) -> Any:
-    first, *others = (p for p in parts if p is not None)
-    return sum(others, start=first)
-
-
-def _sub(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
-    if d[1] is None:
-        return d[0]
-    return -d[1] if d[0] is None else d[0] - d[1]
-
-
-def _mul(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
-    return _sum_of([None if d[0] is None else d[0] * args[1], None if d[1] is None else args[0] * d[1]])
-
-
 def _div(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
-    above = [d[0], None if d[1] is None else -(y * d[1])]
-    return _sum_of(above) / args[1]
-
-
-def _clip(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
-    x, low, high = args
-    return x.to("lt", low).to("switch", d[1], x.to("gt", high).to("switch", d[2], d[0]))
-
-
-def _pow(y: Value, x: Value, p: Value) -> tuple[Any, Any]:
-    return p * x.to("pow", p - 1.0), y * x.to("log")
+    if d[1] is None:
+        return d[0] / args[1]
+    of_divisor = y * d[1]
+    return (-of_divisor if d[0] is None else d[0] - of_divisor) / args[1]
 
 
 # --- incomplete beta and gamma functions ---
@@ -164,9 +143,9 @@ def _step(function: Callable[..., AnyArray]) -> Operation:
 #: Operations by name.
 OPERATIONS: dict[str, Operation] = {
     # arithmetic
-    "add": Operation(np.add, tangent=lambda y, args, d: _sum_of(d)),
-    "sub": Operation(np.subtract, tangent=_sub),
-    "mul": Operation(np.multiply, tangent=_mul),
+    "add": Operation(np.add, lambda y, a, b: [1.0, 1.0]),
+    "sub": Operation(np.subtract, lambda y, a, b: [1.0, -1.0]),
+    "mul": Operation(np.multiply, lambda y, a, b: [b, a]),
     "div": Operation(np.divide, tangent=_div),
     "neg": Operation(np.negative, lambda y, x: [-1.0]),
     "sqr": Operation(np.square, lambda y, x: [2.0 * x]),
@@ -174,7 +153,7 @@ OPERATIONS: dict[str, Operation] = {
     # In this order: the square of a large y may overflow where d is small.
     "reciprocal": Operation(np.reciprocal, tangent=lambda y, args, d: -(d[0] * y * y)),
     "abs": Operation(np.abs, lambda y, x: [x.to("sign")]),
-    "pow": Operation(np.power, _pow),
+    "pow": Operation(np.power, lambda y, x, p: [p * x.to("pow", p - 1.0), y * x.to("log")]),
     "mod": Operation(np.mod, lambda y, x, by: [1.0, -(x / by).to("floor")]),
     # exponentials and logarithms
     "exp": Operation(np.exp, lambda y, x: [y]),
@@ -267,7 +246,13 @@ OPERATIONS: dict[str, Operation] = {
     "switch": Operation(np.where, tangent=lambda y, args, d: args[0].to("switch", d[1], d[2]), writes=False),
     "maximum": Operation(np.maximum, tangent=lambda y, args, d: args[0].to("ge", args[1]).to("switch", d[0], d[1])),
     "minimum": Operation(np.minimum, tangent=lambda y, args, d: args[0].to("le", args[1]).to("switch", d[0], d[1])),
-    "clip": Operation(scalars.clip, tangent=_clip, writes=False),
+    "clip": Operation(
+        scalars.clip,
+        tangent=lambda y, args, d: args[0].to("lt", args[1]).to(
+            "switch", d[1], args[0].to("gt", args[2]).to("switch", d[2], d[0])
+        ),
+        writes=False,
+    ),
     # conditions, and what is piecewise constant
     "lt": _condition(np.less),
     "gt": _condition(np.greater),
@@ -303,13 +288,8 @@ _NOTHING: AnyArray = np.empty(0)
 type _Axes = tuple[bool, ...]
 
 
-class _Step(NamedTuple):
-    """A function, the values that it reads and makes, and the one that it writes over; -1 for a new array."""
-
-    function: Callable[..., AnyArray]
-    read: tuple[int, ...]
-    make: int
-    over: int
+#: A function, the values that it reads and makes, and the one that it writes over; -1 for a new array.
+type _Step = tuple[Callable[..., AnyArray], tuple[int, ...], int, int]
 
 
 class _InParts(NamedTuple):
@@ -404,7 +384,7 @@ class OnNumPy:
                 if k >= n_before and last[k] == at and not OPERATIONS[program.calls[k - n_before].name].is_condition:
                     free.setdefault(of_value[k], []).append(k)
             over = free[here].pop() if operation.writes and free.get(here) else -1
-            steps.append(_Step(operation.function, call.read, n_before + at, over))
+            steps.append((operation.function, call.read, n_before + at, over))
         return steps, [of_value[k] for k in program.outputs]
 
 
@@ -418,87 +398,60 @@ class CannotFollow(RefusedFor):
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class Written(NDArrayOperatorsMixin):
     """A value of a program that is being written; arithmetic on it writes more."""
 
     writer: "Writer"
+    #: Its place among all values.
     at: int
+    #: Of the operation that makes it; "input" and "constant" are none.
+    name: str
+    #: What that is an operation on.
+    args: "tuple[Written, ...]"
+    #: The number that it always is; None where there is none.
+    number: float | None
+    is_condition: bool
 
     def to(self, name: str, *others: "Written | float | None") -> "Written":
         """Return an operation on this value, and on others; None stands for 0."""
         return self.writer.call(name, self, *[0.0 if other is None else other for other in others])
 
-    def __add__(self, other: "Written | float") -> "Written":
-        return self.to("add", other)
-
-    def __radd__(self, other: float) -> "Written":
-        return self.writer.constant(other) + self
-
-    def __sub__(self, other: "Written | float") -> "Written":
-        return self.to("sub", other)
-
-    def __rsub__(self, other: float) -> "Written":
-        return self.writer.constant(other) - self
-
-    def __mul__(self, other: "Written | float") -> "Written":
-        return self.to("mul", other)
-
-    def __rmul__(self, other: float) -> "Written":
-        return self.writer.constant(other) * self
-
-    def __truediv__(self, other: "Written | float") -> "Written":
-        return self.to("div", other)
-
-    def __rtruediv__(self, other: float) -> "Written":
-        return self.writer.constant(other) / self
-
-    def __neg__(self) -> "Written":
-        return self.to("neg")
+    def __array_ufunc__(self, function: np.ufunc, method: str, *args: "Written | float") -> "Written":
+        return self.writer.call(_BY_FUNCTION[function], *args)
 
 
-type _Key = tuple[str, tuple[int, ...]] | tuple[str, bytes] | tuple[str, str, int]
+#: Names of the operations that NumPy's arithmetic stands for.
+_BY_FUNCTION = {operation.function: name for name, operation in OPERATIONS.items()}
 
 
 class Writer:
     """What has been written of a program."""
 
     def __init__(self, n_inputs: int, conditions: Sequence[int] = ()) -> None:
-        self._n_inputs = n_inputs
-        self._names: list[str] = ["input"] * n_inputs
-        self._read: list[tuple[int, ...]] = [()] * n_inputs
-        self._numbers: list[float | None] = [None] * n_inputs
-        self._is_condition = [k in conditions for k in range(n_inputs)]
-        self._made: dict[object, int] = {}
+        self._made: dict[object, Written] = {}
         self._tangents: dict[int, dict[int, Written | None]] = {}
-        self.inputs = [Written(self, k) for k in range(n_inputs)]
+        self.inputs = [self._value("input", k, is_condition=k in conditions) for k in range(n_inputs)]
+
+    def _value(
+        self, name: str, key: object, args: Sequence[Written] = (), number: float | None = None, *, is_condition: bool
+    ) -> Written:
+        """Return a value, which is made once."""
+        if (name, key) not in self._made:
+            self._made[name, key] = Written(self, len(self._made), name, tuple(args), number, is_condition)
+        return self._made[name, key]
 
     def constant(self, number: float) -> Written:
         """Return a number."""
-        number = float(number)
-        key = "constant", np.float64(number).tobytes()
-        if key not in self._made:
-            self._made[key] = self._new("constant", (), number, is_condition=False)
-        return Written(self, self._made[key])
-
-    def _new(self, name: str, read: tuple[int, ...], number: float | None, *, is_condition: bool) -> int:
-        self._names.append(name)
-        self._read.append(read)
-        self._numbers.append(number)
-        self._is_condition.append(is_condition)
-        return len(self._names) - 1
-
-    def number(self, value: Written) -> float | None:
-        """Return the number that a value always is; None where there is none."""
-        return self._numbers[value.at]
+        return self._value("constant", np.float64(number).tobytes(), (), float(number), is_condition=False)
 
     def call(self, name: str, *args: Written | float) -> Written:
         """Return an operation on values."""
         operation = OPERATIONS[name]
         given = [arg if isinstance(arg, Written) else self.constant(arg) for arg in args]
         if not operation.is_condition and name != "float":
-            is_kept = [not self._is_condition[arg.at] or (name == "switch" and not k) for k, arg in enumerate(given)]
+            is_kept = [not arg.is_condition or (name == "switch" and not k) for k, arg in enumerate(given)]
             given = [arg if kept else self.call("float", arg) for arg, kept in zip(given, is_kept, strict=True)]
-        numbers = [self.number(arg) for arg in given]
+        numbers = [arg.number for arg in given]
         if all(number is not None for number in numbers):
             with np.errstate(all="ignore"):
                 return self.constant(float(operation.function(*[np.float64(number) for number in numbers])))
@@ -506,83 +459,64 @@ class Writer:
         simple = _simpler(self, name, given)
         if simple is not None:
             return simple
-        read = tuple(arg.at for arg in given)
-        key = name, tuple(sorted(read)) if name in ("add", "mul") else read
-        if key not in self._made:
-            self._made[key] = self._new(name, read, None, is_condition=operation.is_condition)
-        return Written(self, self._made[key])
-
-    def arguments(self, value: Written) -> list[Written]:
-        """Return what a value is made of, one step back."""
-        return [Written(self, k) for k in self._read[value.at]]
-
-    def name_of(self, value: Written) -> str:
-        """Return the name of the operation that makes a value; "input" and "constant" are none."""
-        return self._names[value.at]
+        read = [arg.at for arg in given]
+        key = tuple(sorted(read) if name in ("add", "mul") else read)
+        return self._value(name, key, given, is_condition=operation.is_condition)
 
     def inputs_of(self, value: Written) -> set[int]:
         """Return the inputs that a value is a function of."""
-        return {k for k in self._needed([value.at]) if k < self._n_inputs}
+        return {part.at for part in self._needed([value]) if part.name == "input"}
 
     def written(self, outputs: Sequence[Written]) -> RowProgram:
         """Return the program of some values."""
-        needed = self._needed([out.at for out in outputs])
-        constants = [k for k in needed if self._names[k] == "constant"]
-        calls = [k for k in needed if self._names[k] not in ("input", "constant")]
-        order = [*range(self._n_inputs), *constants, *calls]
-        place = {k: at for at, k in enumerate(order)}
+        needed = self._needed(outputs)
+        constants = [value for value in needed if value.name == "constant"]
+        calls = [value for value in needed if value.name not in ("input", "constant")]
+        place = {value.at: at for at, value in enumerate([*self.inputs, *constants, *calls])}
         return RowProgram(
-            self._n_inputs,
-            tuple(k for k in range(self._n_inputs) if self._is_condition[k]),
-            tuple(number for k in constants if (number := self._numbers[k]) is not None),
-            tuple(Call(self._names[k], tuple(place[i] for i in self._read[k])) for k in calls),
+            len(self.inputs),
+            tuple(value.at for value in self.inputs if value.is_condition),
+            tuple(value.number for value in constants if value.number is not None),
+            tuple(Call(value.name, tuple(place[arg.at] for arg in value.args)) for value in calls),
             tuple(place[out.at] for out in outputs),
         )
 
-    def _needed(self, outputs: Sequence[int]) -> list[int]:
+    def _needed(self, outputs: Sequence[Written]) -> list[Written]:
         """Return what outputs are made of, in the order in which it was written."""
-        found, stack = set(outputs), list(outputs)
+        found, stack = {out.at: out for out in outputs}, list(outputs)
         while stack:
-            new = [k for k in self._read[stack.pop()] if k not in found]
-            found.update(new)
-            stack += new
-        return sorted(found)
+            new = {arg.at: arg for arg in stack.pop().args if arg.at not in found}
+            found |= new
+            stack += new.values()
+        return [found[at] for at in sorted(found)]
 
     # --- derivatives ---
 
     def slope(self, value: Written, by: Written) -> Written | None:
         """Return the derivative of a value by an input; None where it is 0 everywhere."""
         known = self._tangents.setdefault(by.at, {by.at: self.constant(1.0)})
-        for k in self._needed([value.at]):
-            if k not in known:
-                known[k] = self._tangent(k, [known[i] for i in self._read[k]])
+        for part in self._needed([value]):
+            if part.at not in known:
+                known[part.at] = self._tangent(part, [known[arg.at] for arg in part.args])
         return known[value.at]
 
-    def _tangent(self, at: int, slopes: list[Written | None]) -> Written | None:
-        name = self._names[at]
-        if all(slope is None for slope in slopes) or OPERATIONS[name].is_step:
+    def _tangent(self, value: Written, slopes: list[Written | None]) -> Written | None:
+        if all(slope is None for slope in slopes) or OPERATIONS[value.name].is_step:
             return None
-        operation, value = OPERATIONS[name], Written(self, at)
-        args = [Written(self, k) for k in self._read[at]]
+        operation = OPERATIONS[value.name]
+        result: Any = None
         if operation.tangent is not None:
-            result = operation.tangent(value, args, slopes)
+            result = operation.tangent(value, value.args, slopes)
         elif operation.slopes is not None:
-            result = self._by_chain_rule(name, operation.slopes(value, *args), slopes)
+            for of_arg, slope in zip(operation.slopes(value, *value.args), slopes, strict=True):
+                if slope is not None and of_arg is None:
+                    raise CannotFollow(f"{value.name} has no derivative by one of its arguments")
+                if slope is not None:
+                    result = slope * of_arg if result is None else result + slope * of_arg
         else:
-            raise CannotFollow(f"{name} has no derivative")
+            raise CannotFollow(f"{value.name} has no derivative")
         result = result if isinstance(result, Written) else self.constant(result)
-        return None if self.number(result) == 0.0 else result
-
-    def _by_chain_rule(self, name: str, local: Sequence[Any], slopes: list[Written | None]) -> Written:
-        total: Written | None = None
-        for of_arg, slope in zip(local, slopes, strict=True):
-            if slope is None:
-                continue
-            if of_arg is None:
-                raise CannotFollow(f"{name} has no derivative by one of its arguments")
-            total = slope * of_arg if total is None else total + slope * of_arg
-        assert total is not None
-        return total
+        return None if result.number == 0.0 else result
 
 
 # --- simpler forms, and forms that keep more digits ---
@@ -656,23 +590,22 @@ def _simpler(writer: Writer, name: str, args: Sequence[Written]) -> Written | No
     for orders, form in _SIMPLER_BY_NAME.get(name, ()):
         for wanted in orders:
             values: dict[str, Written] = {}
-            if all(_fits(writer, one, arg, values) for one, arg in zip(wanted, args, strict=True)):
+            if all(_fits(one, arg, values) for one, arg in zip(wanted, args, strict=True)):
                 return _written(writer, form, values)
     return None
 
 
-def _fits(writer: Writer, form: Form, value: Written, values: dict[str, Written]) -> bool:
+def _fits(form: Form, value: Written, values: dict[str, Written]) -> bool:
     """Tell whether a value is of a form, and note what names stand for."""
     if isinstance(form, tuple):
-        args = writer.arguments(value) if writer.name_of(value) == form[0] else []
+        args = value.args if value.name == form[0] else ()
         orders = (args, args[::-1]) if form[0] == "mul" else (args,)
         return bool(args) and any(
-            all(_fits(writer, one, arg, values) for one, arg in zip(form[1:], order, strict=True)) for order in orders
+            all(_fits(one, arg, values) for one, arg in zip(form[1:], order, strict=True)) for order in orders
         )
-    number = writer.number(value)
     if not isinstance(form, str):
-        return number == form
-    if form[0] == "#" and (number is None or not _OF_A_KIND.get(form, bool)(number)):
+        return value.number == form
+    if form[0] == "#" and (value.number is None or not _OF_A_KIND.get(form, bool)(value.number)):
         return False
     return values.setdefault(form, value).at == value.at
 
@@ -760,8 +693,7 @@ def _separated(writer: Writer, value: Written, first: set[int]) -> list[Product]
         return [(writer.constant(1.0), value)]
     if inputs <= first:
         return [(value, writer.constant(1.0))]
-    name = writer.name_of(value)
-    parts = [_separated(writer, arg, first) for arg in writer.arguments(value)]
+    name, parts = value.name, [_separated(writer, arg, first) for arg in value.args]
     if name not in ("add", "sub", "neg", "mul", "div") or any(part is None for part in parts):
         return None
     found = [part for part in parts if part is not None]

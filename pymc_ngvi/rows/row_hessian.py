@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from pymc_ngvi.core.messages import PatternLacks, TooDenseError
+from pymc_ngvi.core.messages import OtherForm, TooDenseError
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.sizes import AT_ONCE, STREAMED
+from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, Dependence, Ints, Pairs
 from pymc_ngvi.core.types import Array, MeanHessian, Rooted, Whitener
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, row_slices
@@ -101,7 +101,7 @@ class PredictorMeanHessian(MeanHessian):
         expected = linear.quadratic_times(self.matrix, probe)[0]
         found = pattern.symmetric(values) @ probe[0]
         if np.abs(found - expected).max(initial=0.0) > _ROUNDING * np.abs(expected).max(initial=0.0):
-            raise PatternLacks("rows have entries that the pattern lacks")
+            raise OtherForm("rows have entries that the pattern lacks")
         return values
 
 
@@ -146,39 +146,6 @@ class FirstDerivatives(RowDerivatives):
         value, *slopes = [x if x.shape == shape else np.broadcast_to(x, shape) for x in found]
         kinds = zip(self.by, slopes, strict=True)
         return value.sum(axis=1), [s.sum(axis=1)[None] if a < self.n_shared else s.T for [a], s in kinds]
-
-
-class RowGradient:
-    """A sum over rows with its gradient."""
-
-    def __init__(self, linear: LinearMap, slope: Array, derivatives: Sequence[FirstDerivatives]) -> None:
-        self._linear, self._slope, self._kinds = linear, slope, derivatives
-        places = np.concatenate([np.empty(0, dtype=np.int64), *(at for kind in derivatives for at in kind.places)])
-        entries = np.ones(len(places)), (places, np.arange(len(places)))
-        self._to_predictors = sparse.csr_array(entries, shape=(len(slope), len(places)))
-
-    @np.errstate(all="ignore")  # densities overflow far from the mode: the caller sees what is not finite
-    def __call__(self, theta: Array) -> tuple[Array, Array]:
-        """Return the sum, (n_points,), and its gradient, (n_points, n_dim), at points (n_points, n_dim)."""
-        at_once = max(1, STREAMED // max(*self._to_predictors.shape, 1))
-        total, grad = np.empty(len(theta)), np.empty(theta.shape)
-        for at in row_slices(len(theta), at_once):
-            total[at], grad[at] = self._few(theta[at])
-        return total, grad
-
-    def _few(self, theta: Array) -> tuple[Array, Array]:
-        eta = self._linear(theta)
-        total: Array = eta @ self._slope
-        slopes, start = np.empty((self._to_predictors.shape[1], len(theta))), 0
-        for kind in self._kinds:
-            value, found = kind(eta)
-            total += value
-            for part in found:
-                slopes[start : start + len(part)] = part
-                start += len(part)
-        by_predictor: Array = self._to_predictors @ slopes
-        by_predictor += self._slope[:, None]
-        return total, self._linear.transposed_times(by_predictor.T)
 
 
 #: Predictors of a row whose second derivatives are quickly compiled.
@@ -269,28 +236,19 @@ class Scatter:
 
 # --- the pattern of a Hessian that is a sum over rows: the coordinates that meet in a row ---
 
-#: Entries that are held, at most.
-MOST_ENTRIES = 40_000_000
-
-
-def pattern_of(predictors: Dependence, pairs: Iterable[tuple[Ints, Ints]]) -> Pattern:
-    """Return where X^T M X can differ from 0."""
-    index = predictors.index.ravel()
-    found = Pairs(predictors.sets.shape[1])
-    for rows, cols in pairs:
-        used = np.ones(len(rows), dtype=bool)
-        first = Dependence(predictors.sets, index[rows])
-        if np.array_equal(rows, cols):
-            found.add_within(first, used)
-        else:
-            found.add_across(first, Dependence(predictors.sets, index[cols]), used)
-    return found.pattern(MOST_ENTRIES)
-
 
 def pattern_of_rows(functions: Iterable[RowFunction], predictors: Dependence) -> Pattern | None:
     """Return where the Hessian of a sum over rows can differ from 0; None where these entries are too many to hold."""
+    index, found = predictors.index.ravel(), Pairs(predictors.sets.shape[1])
     pairs = [(f.index[:, a], f.index[:, b]) for f in functions for a, b in np.argwhere(np.tril(f.interacts))]
     try:
-        return pattern_of(predictors, pairs)
+        for rows, cols in pairs:
+            used = np.ones(len(rows), dtype=bool)
+            first = Dependence(predictors.sets, index[rows])
+            if np.array_equal(rows, cols):
+                found.add_within(first, used)
+            else:
+                found.add_across(first, Dependence(predictors.sets, index[cols]), used)
+        return found.pattern(HELD)
     except TooDenseError:
         return None

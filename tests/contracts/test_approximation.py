@@ -575,7 +575,7 @@ def test_constrained_values_are_those_of_pymc(make):
     constrainer = Constrainer(density)
     theta = 0.5 * np.random.default_rng(0).normal(size=(3, density.n_dim))
     values = constrainer(theta)
-    assert not constrainer._function.one_by_one
+    assert constrainer._function._batched is not None
     outputs = model.unobserved_value_vars
     with pytensor.config.change_flags(cxx=""):
         function = model.compile_fn(
@@ -651,7 +651,7 @@ def test_graphs_that_cannot_be_vectorised_are_looped_over(monkeypatch, model, wh
     else:
         monkeypatch.setattr(on_draws, "CACHED", None)
     values = looping(theta)
-    assert looping._function.one_by_one
+    assert looping._function._batched is None
     for name, value in expected.items():
         assert_allclose(values[name], value, rtol=1e-12)
 
@@ -669,7 +669,7 @@ def test_errors_of_the_model_itself_are_not_hidden():
             constrainer(theta)
         pm.set_data({"x": np.full(2, 4.0)})
     assert_array_equal(constrainer(theta)["product"], np.full((3, 2), 4.0))
-    assert not constrainer._function.one_by_one
+    assert constrainer._function._batched is not None
 
 
 def test_what_is_shown_of_q_is_a_copy(approx):

@@ -44,8 +44,8 @@ def check(model, rows, way, prior=1.0, scale=1.0):
     """Compare squares at three points; priors are N(0, 1) but where ``prior`` says otherwise."""
     density = LogDensity(model, "quick")
     theta = 0.7 * np.random.default_rng(3).normal(size=(3, density.n_dim))
-    density.second.gauss_newton.parts.n_in_call = 5  # not a divisor of the rows
-    assert density.second.gauss_newton.squares().way == way
+    density.by_observation.rest.n_in_call = 5  # not a divisor of the rows
+    assert density.by_observation.squares().way == way
     compare(density, theta, rows, prior, scale)
     return density
 
@@ -55,7 +55,7 @@ def check_matrix(model, rows, way, scale=1.0):
     density = LogDensity(model, "quick")
     n_dim, rng = density.n_dim, np.random.default_rng(3)
     theta = 0.7 * rng.normal(size=(3, n_dim))
-    density.second.gauss_newton.parts.n_in_call = 5
+    density.by_observation.rest.n_in_call = 5
     each = [gradients(rows, point) for point in theta]
     expected = np.eye(n_dim) + scale * np.mean([g.T @ g for g in each], axis=0)
     hessian = density.gauss_newton(theta)
@@ -286,7 +286,7 @@ def test_minibatches():
         [at] = [rows.get_value() for rows in density.minibatches.rows]
         compare(density, theta, lambda point, at=at: one_layer_rows(point, at), scale=N / 5)
         density.next_batch(rng)
-    assert density.second.gauss_newton.squares().way == "layers"
+    assert density.by_observation.squares().way == "layers"
 
 
 def test_data_of_a_length_that_is_not_known():

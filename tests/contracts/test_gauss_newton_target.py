@@ -266,8 +266,8 @@ def test_blocks_of_coordinates():
     theta = models.random_points(density, 2, 13)
     expected = -density.gauss_newton(theta).diagonal()
     density = LogDensity(model, "quick")
-    density.second.gauss_newton.parts.n_in_call = 16
-    assert density.second.gauss_newton.squares().way == "axes"
+    density.by_observation.rest.n_in_call = 16
+    assert density.by_observation.squares().way == "axes"
     np.testing.assert_allclose(-density.gauss_newton(theta).diagonal(), expected, rtol=1e-12)
 
 

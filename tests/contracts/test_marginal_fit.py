@@ -12,8 +12,7 @@ from marginal_terms import Groups
 import pymc_ngvi
 
 from pymc_ngvi import NotExactError
-from pymc_ngvi.core.messages import Reason, Unavailable
-from pymc_ngvi.density.expectations import CannotSplit
+from pymc_ngvi.core.messages import NotApart, Reason, Unavailable
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors import kinds as latent_gaussian
 from pymc_ngvi.posteriors import plan
@@ -237,7 +236,7 @@ def test_terms_that_do_not_split(monkeypatch):
     """Another way to fail: the Gaussian is there all the same."""
 
     def refuse(*args):
-        raise CannotSplit("an element of log p depends on two blocks")
+        raise NotApart("an element of log p depends on two blocks")
 
     monkeypatch.setattr("pymc_ngvi.marginal.on_model.RowTerms", refuse)
     monkeypatch.setattr(latent_gaussian, "latent_rows_of", _no_latent_rows)

@@ -302,7 +302,7 @@ def constrained_by_pymc(model, density, theta):
 @pytest.mark.parametrize("name", ["deterministics", "scan", "lkj", "zero_sum", "imputed", "zero_size"])
 def test_constrained_values_equal_pymc(name, monkeypatch):
     """In batches, in whatever order, and after pickling."""
-    monkeypatch.setattr(on_draws, "_MOST_AT_ONCE", 3)
+    monkeypatch.setattr(on_draws, "MOST_AT_ONCE", 3)
     density = LogDensity((models.FEATURES | {"deterministics": with_deterministics})[name](), "quick")
     theta, constrainer = models.random_points(density, 7, 4), Constrainer(density)
     expected = constrained_by_pymc(density.model, density, theta)

@@ -125,7 +125,7 @@ def test_equals_the_dense_hessian(pair, monkeypatch):
     expected = dense.hessian(theta).mean(axis=0)
     scale = np.abs(expected).max()
     values = density.mean_hessian(theta).values()
-    assert density.second.sparse.coloured.n_colours <= most
+    assert density.second.coloured.n_colours <= most
     assert density.n_hessians == len(theta)
     with monkeypatch.context() as patch:  # a call for each draw and direction
         patch.setattr(coloured, "CACHED_ELEMENTS", 1)
@@ -142,7 +142,7 @@ def test_equals_the_dense_hessian(pair, monkeypatch):
     diagonal = density.mean_hessian(theta).diagonal()
     np.testing.assert_allclose(diagonal, np.diagonal(expected), rtol=1e-10, atol=1e-13 * scale)
     assert density.n_hessians == 5 * len(theta)
-    assert density.second.sparse.n_widened == 0
+    assert density.second.n_widened == 0
     assert density.has_hessian
     made = "products" if density.graphs.forward is None else "jets"
     assert _made(density) == {made}, "one function for all of them"
@@ -162,7 +162,7 @@ def test_dense_hessians_have_no_pattern(make):
     assert _made(density) == {"products"}  # one function, which takes several draws in a call
     np.testing.assert_allclose(products, density.hessian(theta).mean(axis=0), rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(diagonal, np.diagonal(products), rtol=1e-12, atol=1e-13)
-    assert density.second.sparse.coloured is None
+    assert density.second.coloured is None
     assert not density.widen(theta)
 
 
@@ -177,7 +177,7 @@ def blind(monkeypatch):
     def wrong(*args, **kwargs):
         found = right(*args, **kwargs).pattern
         keep = ~((found.cols < 3) & (found.rows >= 3) & (found.rows < 6))
-        return affine.HessianPattern(Pattern(found.rows[keep], found.cols[keep], found.n_dim), ())
+        return Pattern(found.rows[keep], found.cols[keep], found.n_dim), []
 
     monkeypatch.setattr(affine.PatternSearch, "run", wrong)
     return LogDensity(random_intercepts(), "quick")
@@ -186,17 +186,17 @@ def blind(monkeypatch):
 def test_missed_entries_are_added(blind):
     theta = models.random_points(blind, 3, 9)
     before = blind.pattern
-    assert len(blind.second.sparse.coloured.inconsistent_rows(theta[0], np.random.default_rng(10)))
+    assert len(blind.second.coloured.inconsistent_rows(theta[0], np.random.default_rng(10)))
     with pytest.raises(PatternWidened):
         blind.mean_hessian(theta).values()
-    assert blind.second.sparse.n_widened == 1
+    assert blind.second.n_widened == 1
     assert blind.pattern.n_entries == before.n_entries + 9
-    assert not len(blind.second.sparse.coloured.inconsistent_rows(theta[0], np.random.default_rng(10)))
+    assert not len(blind.second.coloured.inconsistent_rows(theta[0], np.random.default_rng(10)))
     matrix = blind.pattern.symmetric(blind.mean_hessian(theta).values()).toarray()
     dense = LogDensity(random_intercepts(), "quick")
     np.testing.assert_allclose(matrix, dense.hessian(theta).mean(axis=0), rtol=1e-10, atol=1e-12)
     assert not blind.widen(theta)
-    assert blind.second.sparse.n_widened == 1
+    assert blind.second.n_widened == 1
     assert blind.n_hessians == 3
 
 
@@ -216,7 +216,7 @@ def test_new_data_have_a_new_pattern():
     assert density.pattern.n_entries == 24
     matrix = density.pattern.symmetric(density.mean_hessian(theta).values()).toarray()
     np.testing.assert_allclose(matrix, density.hessian(theta)[0], rtol=1e-12)
-    assert density.second.sparse.n_widened == 0
+    assert density.second.n_widened == 0
 
 
 def test_the_pattern_of_a_minibatch_holds_for_all():
@@ -232,7 +232,7 @@ def test_the_pattern_of_a_minibatch_holds_for_all():
         products = density.mean_hessian(theta).products(np.eye(13))
         np.testing.assert_allclose(products, density.hessian(theta).mean(axis=0), rtol=1e-10, atol=1e-12)
         density.next_batch(rng)
-    assert density.second.sparse.n_widened == 0
+    assert density.second.n_widened == 0
 
 
 # --- the choice of a backend ------------------------------------------------------------------------------------------

@@ -128,6 +128,16 @@ def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng, monk
     np.testing.assert_array_equal(pattern.matrix.toarray(), np.abs(hessian) > 1e-12)
 
 
+def test_other_operations_on_batches_stay_as_they_are(caplog):
+    matrices, vectors = pt.tensor3("a", shape=(7, 4, 4)), pt.matrix("b", shape=(7, 4))
+    factors = pt.linalg.cholesky(matrices)
+    solved = pt.linalg.solve_triangular(pt.matrix("c", shape=(4, 4)), vectors, lower=True, b_ndim=1)
+    fgraph = FunctionGraph(outputs=[factors, solved], clone=False, copy_inputs=False)
+    assert rewrites.solve_at_once(fgraph)
+    assert fgraph.outputs[0] is factors
+    assert not caplog.text
+
+
 # --- shorter ----------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import pytest
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.core.messages import PatternLacks, RowsGivenUp
+from pymc_ngvi.core.messages import OtherForm, RowsGivenUp
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density.by_rows import ByRows
 
@@ -38,9 +38,9 @@ def test_a_missed_entry_is_found_and_the_fit_goes_on(monkeypatch, missed, caplog
     right = affine.PatternSearch.run
 
     def narrow(search):
-        found = right(search)
-        assert isinstance(found.pattern, Pattern)
-        return dataclasses.replace(found, pattern=without_entry(found.pattern, *missed))
+        pattern, opaque = right(search)
+        assert isinstance(pattern, Pattern)
+        return without_entry(pattern, *missed), opaque
 
     monkeypatch.setattr(ByRows, "gives_pattern", False)
     model = grouped()
@@ -84,7 +84,7 @@ def test_entries_that_are_missed_at_the_first_state_are_looked_for(monkeypatch, 
 
     def expected(density, *args, **options):
         if next(times, False):
-            raise PatternLacks("rows have entries that the pattern lacks")
+            raise OtherForm("rows have entries that the pattern lacks")
         return right(density, *args, **options)
 
     monkeypatch.setattr(LogDensity, "expected", expected)

@@ -77,7 +77,7 @@ class SummedChain(MarginalDiscreteMarkovChainRV):
 def _states_logp(op: SummedStates, values: Sequence[Variable], *inputs: Variable, **options: object) -> list[Variable]:
     """Return the log density of all variables, as that of the first one."""
     total = pt.logsumexp(joint_by_state(op, values, inputs, **options), axis=0)
-    return [align_logp_dims(op.dims_connections[0], total), *_nothing_left(values)]
+    return [align_logp_dims(op.dims_connections[0], total), *(pt.constant(0.0) for _ in values[1:])]
 
 
 def joint_by_state(
@@ -138,17 +138,12 @@ def _in_each_state(value: Variable, state: Variable, states: Variable, shape: Se
     return vectorize_graph(inline_inner_graphs([value])[0], {state: pt.broadcast_to(along, (along.shape[0], *shape))})
 
 
-def _nothing_left(values: Sequence[Variable]) -> list[Variable]:
-    """Return the log densities of all variables but the first, which has that of all."""
-    return [pt.constant(0.0) for _ in values[1:]]
-
-
 @_logprob.register(SummedChain)  # type: ignore[untyped-decorator]
 def _chain_logp(op: SummedChain, values: Sequence[Variable], *inputs: Variable, **options: object) -> list[Variable]:
     """Return that of pymc_extras: the forward algorithm."""
     with warnings.catch_warnings(action="ignore", category=NonSeparableLogpWarning):
         total, *_ = marginal_discrete_markov_chain_logp(op, values, *inputs, **options)
-    return [total, *_nothing_left(values)]
+    return [total, *(pt.constant(0.0) for _ in values[1:])]
 
 
 @node_rewriter(tracks=[MarginalSubgraph])  # type: ignore[untyped-decorator]
@@ -167,12 +162,8 @@ def _sum_out(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 marginal_ir_rewrites_db.register("ngvi_sum_out", _sum_out, _TAG)
 
 
-class NotSummed(Exception):
-    """pymc_extras can't sum a variable out; the message says why."""
-
-
 def marginalised(model: pm.Model, names: Sequence[str]) -> pm.Model:
-    """Return a copy of a model without some discrete variables."""
+    """Return a copy of a model without some discrete variables; raise ValueError that says why that can't be."""
     theirs = ["finite_discrete_marginal", "discrete_markov_chain_marginal"]
     query = RewriteDatabaseQuery(include=["basic", _TAG], exclude=theirs)
     why: list[str] = []
@@ -180,7 +171,7 @@ def marginalised(model: pm.Model, names: Sequence[str]) -> pm.Model:
     try:
         made: pm.Model = marginalize(model, list(names), rewrite_query=query)
     except (NotImplementedError, ValueError) as error:
-        raise NotSummed(_MIXED.format(why=why[0].rstrip(".")) if why else str(error)) from error
+        raise ValueError(_MIXED.format(why=why[0].rstrip(".")) if why else str(error)) from error
     finally:
         _WHY.reset(token)
     for rv in made.basic_RVs:
@@ -190,7 +181,7 @@ def marginalised(model: pm.Model, names: Sequence[str]) -> pm.Model:
             shape = value.get_value(borrow=True).shape if isinstance(value, SharedVariable) else value.type.shape
             n = n_states * math.prod(length or 1 for length in shape)
             if n > AT_ONCE:
-                raise NotSummed(
+                raise ValueError(
                     f"there are {n_states:,} states to sum over, for {n // n_states:,} elements of {rv.name!r}"
                 )
     return made

@@ -63,23 +63,14 @@ class SummedOut:
         return {name: list(named[name]) for name in self.shown if None not in (named.get(name) or (None,))}
 
 
-def is_discrete(rv: Variable) -> bool:
-    """Tell whether a random variable has whole numbers for values."""
-    return bool(rv.dtype.startswith(("int", "uint", "bool")))
-
-
-def refuse_discrete(model: pm.Model) -> None:
-    """Raise ValueError for a model with discrete free variables, of which only a part is evaluated here."""
-    if discrete := [rv for rv in model.free_RVs if is_discrete(rv)]:
+def summed_out(model: pm.Model, *, is_whole: bool = True) -> SummedOut:
+    """Sum discrete free variables out of a model; raise ValueError where only a part of it is evaluated here."""
+    discrete = [rv for rv in model.free_RVs if rv.dtype.startswith(("int", "uint", "bool"))]
+    if not discrete:
+        return SummedOut(model, model, (), (), ())
+    if not is_whole:
         reason = "data in batches or shards are not summed over"
         raise ValueError(_refusal(dict.fromkeys((str(rv.name) for rv in discrete), reason)))
-
-
-def summed_out(model: pm.Model) -> SummedOut | None:
-    """Sum discrete free variables out of a model."""
-    discrete = [rv for rv in model.free_RVs if is_discrete(rv)]
-    if not discrete:
-        return None
     if len(discrete) == len(model.free_RVs):
         raise ValueError(
             f"All free variables of the model ({_names(discrete)}) are discrete: method 'ngvi' fits continuous ones, "
@@ -217,16 +208,16 @@ def _marginalised(view: pm.Model, names: list[str]) -> pm.Model:
     """Return a copy of a model without some variables."""
     if not names:
         return clone_model(view)
-    from pymc_ngvi.density.discrete.states import NotSummed, marginalised
+    from pymc_ngvi.density.discrete.states import marginalised
 
     try:
         return marginalised(view, names)
-    except NotSummed as error:
+    except ValueError as error:
         reasons = {}
         for name in names:
             try:
                 marginalised(view, [name])
-            except NotSummed as own:
+            except ValueError as own:
                 reasons[name] = str(own)
         raise ValueError(_refusal(reasons or dict.fromkeys(names, str(error)))) from error
 
