@@ -153,7 +153,11 @@ class SparseStructure(Structure):
         fronts = self.fronts
         return _PER_PANEL * fronts.n_panels + _PER_FRONT * fronts.n_fronts + PER_COORDINATE * n_dim
 
-    def on_diagonal(self, matrix: Array) -> Indices:
+    def shape(self, n_dim: int) -> tuple[int, ...]:
+        """Return the shape of the array."""
+        return (self.fronts.n_panels,)
+
+    def on_diagonal(self, n_dim: int) -> Indices:
         """Return where panels have the diagonal."""
         return self.fronts.diagonal
 
@@ -161,12 +165,6 @@ class SparseStructure(Structure):
     def columns(self) -> Any:
         """Of each entry of the panels: the coordinate of its column."""
         return self.fronts.columns
-
-    def from_diagonal(self, entries: Array) -> Array:
-        """Return a diagonal matrix."""
-        panels = np.zeros(self.fronts.n_panels)
-        panels[self.fronts.diagonal] = entries
-        return panels
 
     def arrays(self) -> dict[str, AnyArray]:
         """Return what files keep of the structure beside its matrices."""
@@ -334,10 +332,6 @@ class SparseStructure(Structure):
             result[row.entries] = np.concatenate([within, below], axis=2).ravel()
         return result
 
-    def lower(self, outer: Array) -> Array:
-        """Return the entries of a factor."""
-        return outer
-
     def mirrored(self, outer: Array) -> Array:
         """Return the curvature that has these in its lower triangle."""
         curvature, at = outer * _ROOT_2, self.fronts.diagonal
@@ -350,7 +344,7 @@ class SparseStructure(Structure):
 
     dense = left_quotient = right_quotient = gram = refuse
 
-    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> None:
+    def cholesky_of_function(self, curvature: Array, *, function: Callable[[Array], Array]) -> None:
         """Return None: the pattern is not closed under it."""
 
 
@@ -671,9 +665,9 @@ class SummedStructure(SparseStructure):
         """Return the memory that a fit takes beyond the model's own, at its peak."""
         return super().memory_bytes(n_dim) + PER_COORDINATE * (self.n_sums + len(self.pins)) * n_dim
 
-    def from_diagonal(self, entries: Array) -> Array:
-        """Return a diagonal factor."""
-        return np.concatenate([super().from_diagonal(entries), np.zeros(self.n_sums * self.n_dim + len(self.pins))])
+    def shape(self, n_dim: int) -> tuple[int, ...]:
+        """Return the shape of the array."""
+        return (self.fronts.n_panels + self.n_sums * self.n_dim + len(self.pins),)
 
     # --- factors ---
 
@@ -704,7 +698,7 @@ class SummedStructure(SparseStructure):
         inner = found.pattern.rows < self.n_dim
         return Summed(self.panels_of(found.among, values[inner]), self.sums.slopes(found.pattern, values))
 
-    on_diagonal = columns = SparseStructure.refuse
+    columns = SparseStructure.refuse
 
 
 # --- precisions of one sparse pattern, many at once, and their Cholesky factors ---

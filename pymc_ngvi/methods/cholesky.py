@@ -58,7 +58,7 @@ def inverse_transpose_times(q: AnyGaussian, error: Array | Outer) -> Array:
     if not isinstance(error, Outer):
         return np.asarray(q.structure.lower_solve(q.factor, error))
     solved = q.structure.solve(q.factor, error.left, transposed=True)
-    lower = q.structure.lower(q.structure.outer(solved, error.right))
+    lower = q.structure.outer(solved, error.right)
     return q.plus_diagonal(lower, error.diagonal / q.curvature_diagonal(q.factor))
 
 
