@@ -15,7 +15,7 @@ from scipy import sparse
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.core.stored import entry_of, stored, with_tag
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, Indices, MeanHessian, Outer
 from pymc_ngvi.families.family import (
     ALL_GAUSSIAN,
@@ -284,15 +284,6 @@ class Structure:
         """Return entries of a symmetric matrix, (n,)."""
         return curvature[rows, cols]
 
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep of the structure beside its matrices, by name."""
-        return {}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the structure of these arrays, which may have others among them."""
-        return cls()
-
     # --- what is the same for all ---
 
     def n_lower(self, n_dim: int) -> int:
@@ -402,9 +393,6 @@ class Diagonal(Structure):
 
 # --- gaussians with a factor of any of these structures ---
 
-#: The tag of the class among the arrays of a Gaussian.
-TAG = "of"
-
 
 @dataclass(frozen=True, eq=False)
 class Gaussian[S: Structure]:
@@ -456,15 +444,6 @@ class Gaussian[S: Structure]:
     def from_params(self, params: dict[str, Array]) -> Self:
         """Return the state of the same structure with another mean and factor."""
         return type(self)(params["mean"], params[self.factor_name], self.structure)
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep: mean and factor, and what makes the structure."""
-        return {**self.params(), **self.structure.arrays()}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the state of these arrays: the inverse of `arrays`; raise ValueError where they make no structure."""
-        return cls(arrays["mean"], arrays[cls.factor_name], cls.form.of_arrays(arrays))
 
     @property
     def n_dim(self) -> int:
@@ -644,21 +623,6 @@ class Gaussian[S: Structure]:
 type AnyGaussian = Gaussian[Any]
 
 
-def with_tag_of(gaussian: AnyGaussian) -> dict[str, AnyArray]:
-    """Return what files keep of a Gaussian inside something else: its arrays, and the tag of its class."""
-    entry = entry_of(type(gaussian))
-    assert entry is not None
-    return {**gaussian.arrays(), TAG: np.array(entry.tag)}
-
-
-def of_tag(arrays: dict[str, AnyArray]) -> Any:
-    """Return the Gaussian of these arrays: the inverse of `with_tag_of`; raise ValueError where the tag is of none."""
-    entry = with_tag(str(arrays[TAG]))
-    if entry is None or not issubclass(entry.cls, Gaussian):
-        raise ValueError(f"No Gaussian has the tag {arrays[TAG]}.")
-    return entry.cls.of_arrays(arrays)
-
-
 class GaussianFamily[Q: Gaussian[Any]](Family[Q]):
     """The Gaussians of one class and structure."""
 
@@ -702,14 +666,9 @@ class LowRankState(Gaussian[Diagonal]):
         """Return mean, D^1/2, axes and core, by name."""
         return {**super().params(), "axes": self.axes, "core": self.core}
 
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, Array]) -> Self:
-        """Return the state of these arrays: the inverse of `params`."""
-        return cls(arrays["mean"], arrays[cls.factor_name], arrays["axes"], arrays["core"])
-
     def from_params(self, params: dict[str, Array]) -> Self:
         """Return the state of other arrays."""
-        return self.of_arrays(params)
+        return type(self)(params["mean"], params[self.factor_name], params["axes"], params["core"])
 
     @functools.cached_property
     def _roots(self) -> tuple[Array, Array]:
@@ -949,15 +908,6 @@ class BlockStructure(Partition, Structure):
         inside, result = self.labels[rows] == self.labels[cols], np.zeros(len(rows))
         result[inside] = curvature[self.in_blocks(rows[inside], cols[inside])]
         return result
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep of the structure beside its matrices."""
-        return {"labels": self.labels}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the structure of these arrays."""
-        return cls(arrays["labels"])
 
     # --- by size ---
 

@@ -26,7 +26,7 @@ from scipy.sparse import csgraph
 from pymc_ngvi.core import linalg, prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices, MeanHessian
+from pymc_ngvi.core.types import Array, Bools, Indices, MeanHessian
 from pymc_ngvi.families.family import NO_GAUSS_NEWTON, NO_IVON, OF_PRECISION, Refusal, Traits
 from pymc_ngvi.families.fronts import Fronts, Ints, SparseCholesky, Supernodes, fronts_of
 from pymc_ngvi.families.gaussian import PER_COORDINATE, Gaussian, GaussianFamily, Partition, Structure
@@ -92,8 +92,6 @@ class SparseStructure(Structure):
         default_factory=list, init=False, repr=False
     )
 
-    #: What files keep of it.
-    kept: ClassVar[tuple[str, ...]] = _KEPT
     #: What natural steps it goes with, for errors.
     goes_with = "with fill-in goes with natural steps from Hessians"
 
@@ -165,15 +163,6 @@ class SparseStructure(Structure):
     def columns(self) -> Any:
         """Of each entry of the panels: the coordinate of its column."""
         return self.fronts.columns
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep of the structure beside its matrices."""
-        return {f"precision_{name}": getattr(self, name) for name in self.kept}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the structure of these arrays; raise ValueError as `from_arrays` does."""
-        return cls.from_arrays(**{name: arrays[f"precision_{name}"] for name in cls.kept})
 
     # --- factors and vectors ---
 
@@ -627,7 +616,6 @@ class SummedStructure(SparseStructure):
 
     sums: Sums
 
-    kept = (*_KEPT, "weights", "pins")
     goes_with = "with sums goes with natural steps by exact expectations"
     is_closed = False
 

@@ -30,11 +30,11 @@ from pymc_ngvi.core.types import (
     BaseDraws,
     Density,
     Evaluation,
-    FittedState,
     Indices,
     RuleState,
     StepRule,
     Target,
+    VariationalState,
 )
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import (
@@ -75,16 +75,16 @@ class Tolerance:
     #: Of a fit in 100 dimensions.
     tol: float
 
-    def most(self, q: FittedState) -> float:
+    def most(self, q: VariationalState) -> float:
         """Return the tolerance however far the posterior is from Gaussian."""
         # Errors that are small in each of many coordinates add up.
         return self.tol * max(1.0, _PER_DIM * float(q.n_dim))
 
-    def least(self, q: FittedState) -> float:
+    def least(self, q: VariationalState) -> float:
         """Return the tolerance where the posterior is near-Gaussian."""
         return self.tol * max(_PER_DIM * float(q.n_dim), _LEAST)
 
-    def at(self, q: FittedState, spread: float, *, exact: bool = True) -> float:
+    def at(self, q: VariationalState, spread: float, *, exact: bool = True) -> float:
         """Return the tolerance for a state.
 
         Where the posterior is far from it, half the variance of log p - log q under q tells how many nats the best q of
@@ -181,7 +181,7 @@ class Evaluated(Protocol):
 class ScheduleState:
     """What one iteration hands to the next."""
 
-    q: FittedState
+    q: VariationalState
     #: Sets of draws used so far; names the random stream of the current one.
     level: int
     base: BaseDraws
@@ -345,7 +345,7 @@ def is_not_below(old: Evaluated, new: Evaluated, slack: float) -> bool:
     return bool(not loses and new.elbo >= old.elbo - slack)
 
 
-class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
+class Schedule[S: ScheduleState, Q: VariationalState, E: Evaluated](abc.ABC):
     """Many steps on one set of draws, then one on each fresh set.
 
     Parameters
