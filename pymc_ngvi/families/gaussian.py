@@ -5,11 +5,10 @@ import math
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Never, Self
+from typing import Any, ClassVar, Never, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core import linalg
@@ -29,15 +28,6 @@ from pymc_ngvi.families.family import (
 )
 
 # --- structures of matrices: diagonal and dense ones; coordinates in blocks that are independent given the others ---
-
-
-class Stack(NamedTuple):
-    """All blocks of one size."""
-
-    n_blocks: int
-    size: int
-    #: Its coordinates in `Partition.order`.
-    where: slice
 
 
 @stored("partition")
@@ -62,7 +52,7 @@ class Partition:
         labels = np.maximum(np.asarray(self.labels).astype(np.intp), -1)
         if labels.ndim != 1:
             raise ValueError(f"Labels of blocks should be (n_dim,); got shape {labels.shape}.")
-        object.__setattr__(self, "labels", _read_only(labels))
+        object.__setattr__(self, "labels", labels)
 
     @property
     def n_dim(self) -> int:
@@ -79,20 +69,10 @@ class Partition:
         """The others; lower triangles are those of this order."""
         return np.flatnonzero(self.labels < 0)
 
-    @property
-    def n_local(self) -> int:
-        """Number of local coordinates."""
-        return len(self.locals_)
-
-    @property
-    def n_border(self) -> int:
-        """Number of coordinates in the border."""
-        return len(self.border)
-
     @functools.cached_property
     def sizes(self) -> Indices:
         """Of the blocks, ascending."""
-        return _read_only(np.sort(np.unique(self.labels[self.locals_], return_counts=True)[1]))
+        return np.sort(np.unique(self.labels[self.locals_], return_counts=True)[1])
 
     @functools.cached_property
     def order(self) -> Indices:
@@ -101,15 +81,14 @@ class Partition:
             self.labels[self.locals_], return_index=True, return_inverse=True, return_counts=True
         )
         local = np.lexsort((self.locals_, first[inverse], counts[inverse]))
-        return _read_only(np.concatenate([self.locals_[local], self.border]))
+        return np.concatenate([self.locals_[local], self.border])
 
     @functools.cached_property
-    def stacks(self) -> tuple[Stack, ...]:
-        """The blocks by size."""
+    def stacks(self) -> list[tuple[int, int, slice]]:
+        """The blocks by size: how many, of which size, and their coordinates in `order`."""
         sizes, counts = np.unique(self.sizes, return_counts=True)
         stop = np.cumsum(sizes * counts)
-        rows = zip(counts.tolist(), sizes.tolist(), map(slice, stop - sizes * counts, stop), strict=True)
-        return tuple(Stack(*row) for row in rows)
+        return list(zip(counts.tolist(), sizes.tolist(), map(slice, stop - sizes * counts, stop), strict=True))
 
     def in_blocks(self, rows: Indices, cols: Indices) -> Indices:
         """Return where entries inside blocks are in a list of these, in this order and each in C order."""
@@ -126,12 +105,6 @@ class Partition:
         rows, cols = (member @ member.T).nonzero()
         rows, cols = np.append(rows, np.repeat(border, n)), np.append(cols, np.tile(np.arange(n), len(border)))
         return Pattern.of(sparse.coo_array((np.ones(len(rows)), (rows, cols)), shape=(n, n)))
-
-
-def _read_only[A: NDArray[Any]](array: A) -> A:
-    """Protect an array: one partition serves many states."""
-    array.flags.writeable = False
-    return array
 
 
 # --- what a structure of matrices can do: the operations that all Gaussians are written with ---
@@ -318,27 +291,6 @@ class Structure:
         parts = [linalg.solve_lower(f, x.mT, transpose=transposed).mT for f, x in pairs]
         return self.whole(parts).reshape(vectors.shape)
 
-    def root(self, factor: Array, sign: int) -> Array:
-        """Return C for a factor of the covariance C C^T, or, for sign -1, of its inverse."""
-        return factor if sign > 0 else self.inverse_transpose(factor)
-
-    def sd(self, factor: Array, sign: int) -> Array:
-        """Return the standard deviations for a factor of the covariance, or, for sign -1, of the precision."""
-        squares = [np.einsum("...ij,...ij->...i", c, c)[..., None, :] for c in self.split(self.root(factor, sign))]
-        return np.sqrt(self.whole(squares)[0])
-
-    def covariances(self, factor: Array, sign: int, rows: Indices, cols: Indices) -> Array:
-        """Return entries of the covariance, (n,)."""
-        if rows is cols or np.array_equal(rows, cols):
-            return self.sd(factor, sign)[rows] ** 2
-        return self.entries(self.gram(self.root(factor, sign)), rows, cols)
-
-    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
-        """Return -C^T H C with the mean Hessian H and C = F, or, for sign -1, C = F^-T."""
-        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
-            root = self.root(factor, sign)
-            return linalg.symmetrise(-(hessian.products(np.ascontiguousarray(root.T)) @ root))
-
 
 #: All matrices.
 Dense = Structure
@@ -385,10 +337,6 @@ class Diagonal(Structure):
     def entries(self, curvature: Array, rows: Indices, cols: Indices) -> Array:
         """Return entries of a matrix, (n,)."""
         return np.where(rows == cols, curvature[rows], 0.0)
-
-    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
-        """Return the diagonal of -C^T H C."""
-        return -hessian.diagonal() * factor ** (2 * sign)
 
 
 # --- gaussians with a factor of any of these structures ---
@@ -476,7 +424,9 @@ class Gaussian[S: Structure]:
 
     def sd(self) -> Array:
         """Return the standard deviations."""
-        return self.structure.sd(self.factor, self.factor_sign)
+        structure = self.structure
+        squares = [np.einsum("...ij,...ij->...i", c, c)[..., None, :] for c in structure.split(self._root())]
+        return np.sqrt(structure.whole(squares)[0])
 
     def cov(self) -> Array:
         """Return the covariance, dense."""
@@ -493,7 +443,9 @@ class Gaussian[S: Structure]:
 
     def covariances(self, rows: Indices, cols: Indices) -> Array:
         """Return entries of the covariance, (n,)."""
-        return self.structure.covariances(self.factor, self.factor_sign, rows, cols)
+        if rows is cols or np.array_equal(rows, cols):
+            return self.sd()[rows] ** 2
+        return self.structure.entries(self.structure.gram(self._root()), rows, cols)
 
     def covariance_times(self, vectors: Array) -> Array:
         """Return the covariance times each vector, (n_vectors, n_dim)."""
@@ -523,7 +475,9 @@ class Gaussian[S: Structure]:
 
     def curvature(self, hessian: MeanHessian) -> Array:
         """Return A = -C^T H C, with H the mean Hessian."""
-        return self.structure.curvature(self.factor, self.factor_sign, hessian)
+        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
+            root = self._root()
+            return linalg.symmetrise(-(hessian.products(np.ascontiguousarray(root.T)) @ root))
 
     def curvature_diagonal(self, curvature: Array) -> Array:
         """Return the diagonal of A."""
@@ -609,6 +563,10 @@ class Gaussian[S: Structure]:
 
     # --- pieces ---
 
+    def _root(self) -> Array:
+        """Return C, as its structure holds it."""
+        return self.factor if self.factor_sign > 0 else self.structure.inverse_transpose(self.factor)
+
     def _log_det(self) -> float:
         """Return the log determinant of C."""
         return self.factor_sign * float(np.sum(np.log(np.abs(self.curvature_diagonal(self.factor)))))
@@ -628,6 +586,11 @@ class GaussianFamily[Q: Gaussian[Any]](Family[Q]):
 
     state: type[Q]
     structure: Any
+
+    @classmethod
+    def of(cls, model: Any, options: Any) -> Self:
+        """Return the family for a model, by default the same for all."""
+        return cls()
 
     def from_scale(self, location: Array, scale: Array) -> Q:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
@@ -807,6 +770,10 @@ class DiagonalState(Gaussian[Diagonal]):
     factor_name = "sd"
     exact_metric = False
 
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return the diagonal of A."""
+        return -hessian.diagonal() * self.factor**2
+
 
 @dataclass(frozen=True)
 class DiagonalFamily(GaussianFamily[DiagonalState]):
@@ -828,11 +795,6 @@ class DiagonalFamily(GaussianFamily[DiagonalState]):
         refuses=(NO_OTHER_FACTOR,),
         has_all_correlations=False,
     )
-
-    @classmethod
-    def of(cls, model: Any, options: Any) -> Self:
-        """Return the family, the same for every model."""
-        return cls()
 
 
 # --- gaussian with a block-diagonal covariance [1]_ (the q of its algorithm 1c) ---
@@ -915,10 +877,10 @@ class BlockStructure(Partition, Structure):
         """Return the blocks by size, (n_blocks, k, k), as views; of vectors, (n, n_dim), the parts (n_blocks, n, k)."""
         if array.ndim > 1:
             ordered = array[:, self.order]
-            return [ordered[:, s.where].reshape(-1, s.n_blocks, s.size).swapaxes(0, 1) for s in self.stacks]
-        ends = np.cumsum([s.n_blocks * s.size**2 for s in self.stacks])
+            return [ordered[:, where].reshape(-1, n, size).swapaxes(0, 1) for n, size, where in self.stacks]
+        ends = np.cumsum([n * size**2 for n, size, _ in self.stacks])
         parts = zip(np.split(array, ends[:-1]), self.stacks, strict=True)
-        return [part.reshape(s.n_blocks, s.size, s.size) for part, s in parts]
+        return [part.reshape(n, size, size) for part, (n, size, _) in parts]
 
     def joined(self, blocks: list[AnyArray]) -> AnyArray:
         """Return the matrix of blocks."""
@@ -927,29 +889,9 @@ class BlockStructure(Partition, Structure):
     def whole(self, parts: list[Array]) -> Array:
         """Return the vectors of parts."""
         result = np.empty((parts[0].shape[1], self.n_dim))
-        for stack, part in zip(self.stacks, parts, strict=True):
-            result[:, self.order[stack.where]] = part.swapaxes(0, 1).reshape(len(result), -1)
+        for (_, _, where), part in zip(self.stacks, parts, strict=True):
+            result[:, self.order[where]] = part.swapaxes(0, 1).reshape(len(result), -1)
         return result
-
-    # --- operations ---
-
-    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
-        """Return the blocks of -C^T H C for the factor C of a covariance, with H the mean Hessian."""
-        # Of a direction that lies in one block, only what its product has in that block is kept.
-        place = np.argsort(self.order)[self.rows]
-        blocks = self.split(factor)
-        lines = self.joined([c.mT for c in blocks])
-        products = np.empty_like(factor)
-        step = max(1, AT_ONCE // self.n_dim)
-        for start in range(0, self.n_dim, step):
-            stop = min(start + step, self.n_dim)
-            part = slice(*np.searchsorted(place, (start, stop)))
-            at = (place[part] - start, self.columns[part])
-            directions = np.zeros((stop - start, self.n_dim))
-            directions[at] = lines[part]
-            products[part] = hessian.products(directions)[at]
-        with np.errstate(invalid="ignore"):  # inf times the zeros of the factor: the caller sees what is not finite
-            return self.joined([linalg.symmetrise(-(p @ c)) for p, c in zip(self.split(products), blocks, strict=True)])
 
 
 # --- gaussian with a block-diagonal covariance [1]_ (the q of its algorithm 1c) ---
@@ -972,6 +914,27 @@ class BlockState(Gaussian[BlockStructure]):
     form = BlockStructure
     factor_name = "cholesky_blocks"
     exact_metric = False
+
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return the blocks of -C^T H C for the factor C of a covariance, with H the mean Hessian."""
+        structure, factor = self.structure, self.factor
+        # Of a direction that lies in one block, only what its product has in that block is kept.
+        place = np.argsort(structure.order)[structure.rows]
+        blocks = structure.split(factor)
+        lines = structure.joined([c.mT for c in blocks])
+        products = np.empty_like(factor)
+        step = max(1, AT_ONCE // structure.n_dim)
+        for start in range(0, structure.n_dim, step):
+            stop = min(start + step, structure.n_dim)
+            part = slice(*np.searchsorted(place, (start, stop)))
+            at = (place[part] - start, structure.columns[part])
+            directions = np.zeros((stop - start, structure.n_dim))
+            directions[at] = lines[part]
+            products[part] = hessian.products(directions)[at]
+        with np.errstate(invalid="ignore"):  # inf times the zeros of the factor: the caller sees what is not finite
+            return structure.joined(
+                [linalg.symmetrise(-(p @ c)) for p, c in zip(structure.split(products), blocks, strict=True)]
+            )
 
 
 @stored("family.block", content=("structure",))

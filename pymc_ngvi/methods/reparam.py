@@ -57,10 +57,10 @@ class Blocks:
 
     def __init__(self, structure: Partition) -> None:
         self.structure, self.border = structure, structure.border
-        self.coordinates, sizes = structure.order[: structure.n_local][::-1], structure.sizes[::-1]
+        self.coordinates, sizes = structure.order[: len(structure.locals_)][::-1], structure.sizes[::-1]
         self.width, self.starts = int(sizes.max()), np.cumsum(sizes) - sizes
         self.block_of = np.repeat(np.arange(len(sizes)), sizes)
-        self.fronts = SparseStructure.of_blocks(Partition(self.block_of)).fronts
+        self.fronts = SparseStructure.of_blocks(Partition(self.block_of))
         rows, cols = self.rows, self.cols = self.fronts.pattern.rows, self.fronts.pattern.cols
         self.places = self.fronts.places(rows, cols)
         #: Of each local coordinate, its number in its block; and a direction for each of these numbers.
@@ -445,7 +445,7 @@ class ReparametrisedDensity(OfAllData):
         # The entries of the Hessian among its products with the directions of blocks, and its rows at the border.
         self.pattern = structure.pattern
         line = np.full(self.n_dim, -1)
-        line[blocks.coordinates], line[blocks.border] = blocks.member, blocks.width + np.arange(structure.n_border)
+        line[blocks.coordinates], line[blocks.border] = blocks.member, blocks.width + np.arange(len(structure.border))
         rows, cols = self.pattern.rows, self.pattern.cols
         by_row = line[rows] >= blocks.width
         of_col = (line[cols] >= blocks.width) | ~by_row
@@ -576,7 +576,7 @@ def reparametrised(density: LogDensity, structure: Partition, reparam: str) -> R
             f"The model reads pm.Minibatch data; reparam={reparam!r} needs conditional modes given all of the data. "
             "Pass the data as they are, or leave reparam out."
         )
-    if not structure.n_local:
+    if not len(structure.locals_):
         raise ValueError(
             f"reparam={reparam!r} standardises local coordinates, such as the effects of groups that are independent "
             "given the others; the Hessian of this model shows none. Leave reparam out."

@@ -365,7 +365,7 @@ def test_only_the_whole_of_a_precision_with_sums_has_to_be_positive_definite():
 
 def dense_twin(case):
     """Return the dense state of the same Gaussian, coordinates as its factor has them, and their order."""
-    order = case.state.structure.fronts.order if case.is_arrow else np.arange(case.n_dim)
+    order = case.state.structure.order if case.is_arrow else np.arange(case.n_dim)
     square = np.ix_(order, order)
     if case.state.factor_sign < 0:
         return FullPrecisionState(case.mean[order], np.linalg.cholesky(case.precision[square])), order
@@ -605,7 +605,7 @@ def test_blocks_are_independent_and_a_step_costs_far_less_than_a_dense_one(model
         panels = of_factor.panels_of(pattern, values)  # no entry is lost, none lies between blocks
         matrix = symmetric_matrix(of_factor, of_factor.mirrored(panels))
         np.testing.assert_allclose(matrix, pattern.symmetric(values).toarray())
-        assert step_flops(structure.sizes, structure.n_border) < 3.0 * len(matrix) ** 3 / factor
+        assert step_flops(structure.sizes, len(structure.border)) < 3.0 * len(matrix) ** 3 / factor
         np.testing.assert_array_equal(structure.order, again.order)
 
 
@@ -706,5 +706,5 @@ def test_large_fronts_keep_linear_algebra_to_one_thread(monkeypatch):
 
     monkeypatch.setattr(kernels, "factor", watched)
     with threadpool_limits(2, user_api="blas"):
-        assert SparseCholesky.of(structure.fronts, panels) is not None
+        assert SparseCholesky.of(structure, panels) is not None
     assert set(threads) == {1}
