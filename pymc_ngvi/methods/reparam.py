@@ -664,15 +664,12 @@ class PushforwardState:
     #: and log determinants of the derivative of `forward`.
     transform: Any = field(repr=False)
 
+    n_uniform = 0
+
     @property
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
         return self.gaussian.n_dim
-
-    @property
-    def n_uniform(self) -> int:
-        """Columns of uniforms that a draw needs."""
-        return self.gaussian.n_uniform
 
     def params(self) -> dict[str, Array]:
         """Return the arrays of the Gaussian."""

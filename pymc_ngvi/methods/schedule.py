@@ -16,7 +16,7 @@ import abc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -161,22 +161,6 @@ def _measurement_sd(moments: Nats, gap: float) -> float:
     return moments.floor_sd * float(np.sqrt(1.0 + 2.0 * max(gap, 0.0) / moments.floor))
 
 
-class Evaluated(Protocol):
-    """log p at the draws of a state, as far as the schedule asks."""
-
-    @property
-    def elbo(self) -> float:
-        """ELBO on these draws; -inf where none is finite."""
-
-    @property
-    def n_dropped(self) -> int:
-        """Draws at which log p or its gradient is not finite."""
-
-    @property
-    def lost(self) -> float:
-        """Part of q that they stand for."""
-
-
 @dataclass(frozen=True)
 class ScheduleState:
     """What one iteration hands to the next."""
@@ -186,7 +170,7 @@ class ScheduleState:
     level: int
     base: BaseDraws
     #: At the draws of ``q``.
-    evaluation: Evaluated
+    evaluation: Any
     #: There.
     moments: Nats
     #: ``base`` had no part in reaching ``q``.
@@ -236,7 +220,7 @@ class ScheduleState:
         return self.base.n_draws
 
 
-class Step[Q, E](NamedTuple):
+class Step[Q, E: Any](NamedTuple):
     """A step on a fixed set that was accepted."""
 
     #: Where it led.
@@ -271,7 +255,7 @@ class Failure(Enum):
     NOT_FINITE = "not finite"
 
 
-def search[Q, E: Evaluated](
+def search[Q, E: Any](
     propose: Callable[[float], Q | None],
     evaluate: Callable[[Q], E],
     accepts: Callable[[E], bool],
@@ -334,18 +318,18 @@ _SOLVED = 0.1
 _GROWTH, _GROWTH_INEXACT = 2, 4
 
 
-def loses_draws(evaluation: Evaluated) -> bool:
+def loses_draws(evaluation: Any) -> bool:
     """Tell whether more draws than a few lie where log p is not finite."""
     return evaluation.lost > MAX_LOST
 
 
-def is_not_below(old: Evaluated, new: Evaluated, slack: float) -> bool:
+def is_not_below(old: Any, new: Any, slack: float) -> bool:
     """Tell whether a step neither lowers the ELBO on the current draws by more than so much nor loses more of them."""
     loses = not np.isfinite(new.elbo) or new.n_dropped > old.n_dropped
     return bool(not loses and new.elbo >= old.elbo - slack)
 
 
-class Schedule[S: ScheduleState, Q: VariationalState, E: Evaluated](abc.ABC):
+class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
     """Many steps on one set of draws, then one on each fresh set.
 
     Parameters

@@ -11,6 +11,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -495,25 +496,9 @@ class AsGaussian:
         """The Gaussian, as a t with many degrees of freedom."""
         return StudentTState(self.of_gaussian.q, float(np.log(MOST_SHAPE)))
 
-    @property
-    def elbo(self) -> float:
-        """ELBO on the current draws."""
-        return self.of_gaussian.elbo
-
-    @property
-    def gap(self) -> float:
-        """Estimated nats still to be gained."""
-        return self.of_gaussian.gap
-
-    @property
-    def n_draws(self) -> int:
-        """Draws in use."""
-        return self.of_gaussian.n_draws
-
-    @property
-    def step_size(self) -> float:
-        """The last step size."""
-        return self.of_gaussian.step_size
+    elbo, gap, n_draws, step_size = (
+        property(attrgetter(f"of_gaussian.{name}")) for name in ("elbo", "gap", "n_draws", "step_size")
+    )
 
     @property
     def n_dropped(self) -> int:
