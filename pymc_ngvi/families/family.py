@@ -89,13 +89,14 @@ class Family[Q: VariationalState](Maker[Q], Protocol):
 
     @classmethod
     def of(cls, model: Any, options: Any) -> Self:
-        """Return the family for a model, as a `Form`, and a fit's options.
+        """Return the family for a model, as a `Form`, and a fit's options: by default the same for all.
 
         Raises
         ------
         ValueError
             Where the model has not the structure that it takes.
         """
+        return cls()
 
 
 _PATH = ("pathwise", "stein")

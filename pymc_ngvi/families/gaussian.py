@@ -587,11 +587,6 @@ class GaussianFamily[Q: Gaussian[Any]](Family[Q]):
     state: type[Q]
     structure: Any
 
-    @classmethod
-    def of(cls, model: Any, options: Any) -> Self:
-        """Return the family for a model, by default the same for all."""
-        return cls()
-
     def from_scale(self, location: Array, scale: Array) -> Q:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
         return self.state.from_scale(location, scale, self.structure)

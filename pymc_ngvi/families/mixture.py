@@ -218,11 +218,6 @@ class StudentTFamily(Family[StudentTState]):
         is_gaussian=False,
     )
 
-    @classmethod
-    def of(cls, model: Any, options: Any) -> Self:
-        """Return the family around all Gaussians."""
-        return cls()
-
     def from_scale(self, location: Array, scale: Array) -> StudentTState:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``."""
         scale = np.sqrt((self.shape - 1.0) / self.shape) * np.asarray(scale, dtype=np.float64)

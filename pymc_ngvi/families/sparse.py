@@ -28,7 +28,7 @@ from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, Indices, MeanHessian
 from pymc_ngvi.families.family import NO_GAUSS_NEWTON, NO_IVON, OF_PRECISION, Refusal, Traits
-from pymc_ngvi.families.fronts import Fronts, Ints, SparseCholesky, Supernodes, fronts_of, supernodes
+from pymc_ngvi.families.fronts import Fronts, Ints, SparseCholesky, Supernodes
 from pymc_ngvi.families.gaussian import PER_COORDINATE, Gaussian, GaussianFamily, Partition, Structure
 
 # --- cholesky factors of sparse precisions as a structure: the pattern, its fronts, and how files keep them ---
@@ -93,11 +93,6 @@ class SparseStructure(Fronts, Structure):
 
     #: What natural steps it goes with, for errors.
     goes_with = "with fill-in goes with natural steps from Hessians"
-
-    @classmethod
-    def of(cls, pattern: Pattern) -> Self:
-        """Return the structure of a pattern, in the best order that is found."""
-        return cls(pattern, supernodes(pattern))
 
     @classmethod
     def of_blocks(cls, blocks: Partition) -> Self:
@@ -658,7 +653,7 @@ class Precisions:
         d = self.n_dim = among.n_dim
         is_dense = among.n_entries > _DENSE * d * (d + 1) / 2
         one = Supernodes(np.zeros(d, dtype=np.int64), np.zeros(1, dtype=np.int64))
-        self.fronts = Fronts(among, one) if is_dense else fronts_of(among)
+        self.fronts = Fronts(among, one) if is_dense else Fronts.of(among)
         self.sums = None if weights is None else Sums.of(weights, self.fronts.globals_)
         self.inner = pattern.rows < d
         self.places = self.fronts.places(among.rows, among.cols)

@@ -32,7 +32,9 @@ from pymc_ngvi.methods.estimators import Moments, Update, in_full_metric
 from pymc_ngvi.methods.schedule import (
     MAX_CURVATURE_ERROR,
     NEAR_NATS,
+    PER_DIM,
     ROUNDING,
+    TOL,
     Belief,
     Failure,
     Schedule,
@@ -104,8 +106,8 @@ _LEAST_OWN = 0.12
 _STRIDES, _MOST_STRIDES = (1.0, 0.5), 10
 #: Natural steps of the others after each, at most, and the gap per dimension below which they are fitted.
 _MOST_STEPS, _FITTED = 3, 0.02
-#: Nats, and standard errors, by which the ELBO must rise.
-_LEAST_GAIN, _N_SE_OF_GAIN = 0.05, 2.0
+#: Standard errors by which the ELBO must rise, and the nats of a tolerance.
+_N_SE_OF_GAIN = 2.0
 #: Elements of one variable that are moved one by one; more are moved together.
 _FEW = 3
 #: Elements beyond which a variable is not looked at: scales of single observations, not of effects.
@@ -141,7 +143,7 @@ def _is_better(new: Evaluation, old: Evaluation) -> bool:
     gain = new.elbo - old.elbo
     difference = new.logp - old.logp
     se = float(np.std(difference, ddof=1)) / np.sqrt(len(difference))
-    return bool(gain > max(_LEAST_GAIN, _N_SE_OF_GAIN * se))
+    return bool(gain > max(TOL, _N_SE_OF_GAIN * se))
 
 
 def _stepped(update: Update, q: AnyGaussian, moments: Moments, rho: float) -> AnyGaussian | None:
@@ -327,8 +329,8 @@ class AdaptiveState(ScheduleState):
     n_recoveries: int = 0
 
 
-#: Whitened errors, and nats, below which the fit counts as near the optimum.
-NEAR_ERROR, NEAR_NATS_PER_DIM = 0.6, 0.01
+#: Whitened errors below which the fit counts as near the optimum.
+NEAR_ERROR = 0.6
 #: Nats, beyond one for each dimension, below which secants serve where the metric is not exact.
 _TAME_NATS = 10.0
 
@@ -341,7 +343,7 @@ def is_near(q: AnyGaussian, moments: Moments, gap: float) -> bool:
 
 def near(q: AnyGaussian) -> float:
     """Return the nats below which a state counts as near the optimum."""
-    return max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim))
+    return max(NEAR_NATS, PER_DIM * float(q.n_dim))
 
 
 #: Whitened error of a mean that a converged fit may have.

@@ -21,13 +21,13 @@ from pymc_ngvi.core.draws import N_REPLICATES
 from pymc_ngvi.core.types import Array, Outer
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import Direction, Moments, Parameters
+from pymc_ngvi.methods.schedule import longest_step
 from pymc_ngvi.methods.stochastic import (
     FIRST_LENGTH,
     MOMENTUM,
     WINDOW,
     Stochastic,
     StochasticState,
-    longest_step,
 )
 
 # --- directions in the coordinates of mean and factor, and steps along them ---

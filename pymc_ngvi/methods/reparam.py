@@ -44,9 +44,6 @@ __all__ = ["Conditional", "ReparametrisedDensity", "reparametrised"]
 
 # --- matrices of the blocks of local coordinates of many draws, as panels of one sparse factor ---
 
-#: Part of a diagonal entry that its pivot must exceed, or the matrix counts as singular.
-_LEAST_PIVOT = 1e-13
-
 
 class Blocks:
     """The local coordinates of a partition, and where panels have the entries of symmetric matrices of its blocks.
@@ -109,7 +106,7 @@ def factors_of(blocks: Blocks, precisions: Array, *, raised: bool) -> tuple[Spar
     at = blocks.fronts.diagonal
     with np.errstate(all="ignore"):
         factor, _ = SparseCholesky.each(blocks.fronts, precisions)
-        pivots, least = factor.panels[:, at], _LEAST_PIVOT * np.abs(precisions[:, at])
+        pivots, least = factor.panels[:, at], linalg.ROUNDING * np.abs(precisions[:, at])
         definite = blocks.all_of((pivots > 0.0) & (pivots**2 > least) & (pivots < np.inf))
     if not raised or definite.all():
         return SparseCholesky(blocks.fronts, blocks.where(definite, factor.panels, np.nan)), definite

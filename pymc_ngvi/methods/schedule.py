@@ -57,7 +57,7 @@ from pymc_ngvi.methods.estimators import (
 TOL = 0.05
 #: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of 0.03 sd in
 #: the mean), and the nats below which nothing is asked.
-_PER_DIM, _LEAST = 1e-2, 1e-1
+PER_DIM, _LEAST = 1e-2, 1e-1
 #: Part of the nats that no q of the family can gain, which a converged fit may lack.
 _UNREACHABLE = 0.03
 #: Part of the tolerance that counts where the metric is not exact: gaps are underestimated there.
@@ -78,11 +78,11 @@ class Tolerance:
     def most(self, q: VariationalState) -> float:
         """Return the tolerance however far the posterior is from Gaussian."""
         # Errors that are small in each of many coordinates add up.
-        return self.tol * max(1.0, _PER_DIM * float(q.n_dim))
+        return self.tol * max(1.0, PER_DIM * float(q.n_dim))
 
     def least(self, q: VariationalState) -> float:
         """Return the tolerance where the posterior is near-Gaussian."""
-        return self.tol * max(_PER_DIM * float(q.n_dim), _LEAST)
+        return self.tol * max(PER_DIM * float(q.n_dim), _LEAST)
 
     def at(self, q: VariationalState, spread: float, *, exact: bool = True) -> float:
         """Return the tolerance for a state.
@@ -240,8 +240,8 @@ class Step[Q, E: Any](NamedTuple):
 
 #: Steps evaluated along one direction; each at least this part of the one before, and at most half of it.
 MAX_TRIALS, LEAST_PART = 8, 0.25
-#: Steps proposed along one direction, those included that lead to no state, and those that are hopeless.
-MAX_PROPOSED, _PROPOSED_PER_TRIAL = 30, 4
+#: Steps proposed for each of these, those included that lead to no state, and those that are hopeless.
+_PROPOSED_PER_TRIAL = 4
 #: Nats, and multiples of the rise that was promised, by which the ELBO falls at a step that is hopeless.
 HOPELESS, TIMES = 1e3, 10.0
 
@@ -273,7 +273,7 @@ def search[Q, E: Any](
     the direction, and do not count among those after which it is given up.
     """
     rho, trials, elbos = first, 0, []
-    for _ in range(min(MAX_PROPOSED, _PROPOSED_PER_TRIAL * most_trials)):
+    for _ in range(_PROPOSED_PER_TRIAL * most_trials):
         q = propose(rho)
         if q is None:
             rho *= 0.5
@@ -290,6 +290,16 @@ def search[Q, E: Any](
         top = 0.5 * rho * slope / (rho * slope - gained) if np.isfinite(gained) and rho * slope > gained else 0.5
         rho *= float(np.clip(top, LEAST_PART, 0.5))
     return Failure.NOT_FINITE if elbos and not np.isfinite(elbos).any() else Failure.NOT_ACCEPTED
+
+
+#: Times that a step is halved until it leads to a valid state.
+_MAX_HALVINGS = 40
+
+
+def longest_step[T](propose: Callable[[float], T | None]) -> tuple[T, float] | None:
+    """Return what the largest part 1, 1/2, ... of a step leads to, of those that lead to anything, and this part."""
+    tried = ((propose(part), part) for part in 0.5 ** np.arange(_MAX_HALVINGS))
+    return next(((q, part) for q, part in tried if q is not None), None)
 
 
 # --- the schedule of a fit, the same for every q: many steps on one set of draws, then one on each fresh set ---

@@ -38,6 +38,7 @@ from pymc_ngvi.methods.schedule import (
     Measured,
     Tolerance,
     has_diverged,
+    longest_step,
     loses_draws,
     measured_at,
     measured_gap,
@@ -112,20 +113,12 @@ _GAP_WINDOW = 10
 _N_ASSESSED = 256
 #: Iterations in a row without a finite draw or a valid step, after which there is no hope.
 _MAX_FAILED = 50
-#: Times that a step is halved to keep the factor's diagonal positive.
-_MAX_HALVINGS = 40
 #: Part of the momentum that is kept in a step.
 MOMENTUM = 0.9
 #: Standard deviations by which a coordinate moves at most at first, where no step size says it.
 FIRST_LENGTH = 0.1
 #: Random streams from here on serve only to assess states, never to move them.
 _ASSESSMENT = 1_000_000_000
-
-
-def longest_step[T](propose: Callable[[float], T | None]) -> tuple[T, float] | None:
-    """Return what the largest part 1, 1/2, ... of a step leads to, of those that lead to anything, and this part."""
-    tried = ((propose(part), part) for part in 0.5 ** np.arange(_MAX_HALVINGS))
-    return next(((q, part) for q, part in tried if q is not None), None)
 
 
 @stored("stochastic.state")

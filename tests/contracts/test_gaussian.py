@@ -23,7 +23,7 @@ from pymc_ngvi.families import (
     SparseFamily,
     kernels,
 )
-from pymc_ngvi.families.fronts import SparseCholesky, fronts_of
+from pymc_ngvi.families.fronts import Fronts, SparseCholesky
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import Precisions, SparseStructure, SummedStructure, find_blocks, find_filled, step_flops
 from pymc_ngvi.methods import UPDATES
@@ -489,7 +489,7 @@ def test_blocks_that_are_singular_to_rounding_are_refused_whatever_their_scales(
 @pytest.mark.parametrize("n", [1, 5, 64])
 def test_many_precisions_of_one_pattern(case, n):
     """Solutions, determinants, inverses on the pattern and the metric are those of each; each may have no factor."""
-    fronts, (i, j) = fronts_of(case.pattern), (case.pattern.rows, case.pattern.cols)
+    fronts, (i, j) = Fronts.of(case.pattern), (case.pattern.rows, case.pattern.cols)
     matrices = np.array([case.random(1.5)[0] for _ in range(n)])
     panels, at = np.zeros((2, n, fronts.n_panels)), fronts.places(i, j)
     panels[:, :, at] = matrices[:, i, j], case.rng.standard_normal((n, len(at)))
@@ -646,8 +646,7 @@ import numpy as np
 import pymc_ngvi
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families.fronts import SparseCholesky
-from pymc_ngvi.families.fronts import fronts_of
+from pymc_ngvi.families.fronts import Fronts, SparseCholesky
 
 assert "numba" not in sys.modules
 if "no cache" in sys.argv:
@@ -663,7 +662,7 @@ if "no cache" in sys.argv:
     numba.njit = refuse
 
 matrix = 3.0 * np.eye(40) + np.eye(40, k=1) + np.eye(40, k=-1)
-fronts = fronts_of(Pattern.of(matrix))
+fronts = Fronts.of(Pattern.of(matrix))
 panels = np.zeros(fronts.n_panels)
 panels[fronts.places(fronts.pattern.rows, fronts.pattern.cols)] = matrix[fronts.pattern.rows, fronts.pattern.cols]
 
