@@ -137,14 +137,14 @@ def factor_matrix(state, factor=None):
 def symmetric_matrix(structure, curvature):
     """Return the symmetric matrix of a curvature in the form of panels."""
     half, result = lower_matrix(structure, structure.half(curvature)), np.zeros((structure.n_dim,) * 2)
-    result[np.ix_(structure.fronts.order, structure.fronts.order)] = half + half.T
+    result[np.ix_(structure.order, structure.order)] = half + half.T
     return result
 
 
 def lower_matrix(structure, panels):
     """Return the lower-triangular matrix of some panels, in the order of elimination."""
-    order, (i, j) = structure.fronts.order, np.tril_indices(structure.n_dim)
-    at, result = structure.fronts.places(order[i], order[j]), np.zeros((structure.n_dim,) * 2)
+    order, (i, j) = structure.order, np.tril_indices(structure.n_dim)
+    at, result = structure.places(order[i], order[j]), np.zeros((structure.n_dim,) * 2)
     result[i, j] = np.where(at < 0, 0.0, panels[at])
     return result
 

@@ -499,14 +499,7 @@ class VariationalState(Protocol):
         """Return the covariance, (n_dim, n_dim)."""
 
 
-class FittedState(VariationalState, Protocol):
-    """A q that step rules move, in the coordinates of a `Density`."""
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep, by name: the parameters, and what makes the form."""
-
-
-class GaussianState(FittedState, Whitener, Spread, Protocol):
+class GaussianState(VariationalState, Whitener, Spread, Protocol):
     """A Gaussian q that can whiten, as what is asked of it beyond methods goes: see `families.gaussian.Gaussian`."""
 
     def entropy(self) -> float:

@@ -64,7 +64,7 @@ class _Likelihood:
 
 def quadratic_guide(density: LogDensity, structure: Partition) -> Variable:
     """Return the guide as a function of the value variables of the model."""
-    if not structure.n_local:
+    if not len(structure.locals_):
         raise ValueError(
             "reparam='rvb1' standardises local coordinates, such as the effects of groups that are independent given "
             "the others; this model has none. Fit it without reparam."
@@ -142,7 +142,7 @@ def _groups(
     theta, etas = density.graphs.theta, density.graphs.simplify(etas) if etas else []
     facts = Facts(pt.add(pt.constant(0.0), *[eta.sum() for eta in etas]), theta)
     dependences, block = Dependences(facts, theta), np.full(structure.n_dim, -1)
-    block[structure.order[: structure.n_local]] = np.repeat(np.arange(len(structure.sizes)), structure.sizes)
+    block[structure.order[: len(structure.locals_)]] = np.repeat(np.arange(len(structure.sizes)), structure.sizes)
     result = [np.full(shape, -1) for shape in shapes]
     for numbers, eta in zip(result, etas, strict=True):
         if facts.is_active(eta):

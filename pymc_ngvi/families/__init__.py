@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pymc_ngvi.core.types import FittedState
+from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.families.family import Family, Maker, Traits
 from pymc_ngvi.families.gaussian import (
     BlockFamily,
@@ -19,7 +19,7 @@ from pymc_ngvi.families.gaussian import (
 from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState, StudentTFamily, StudentTState
 from pymc_ngvi.families.sparse import SparseFamily, SparseState, SummedState
 
-FAMILIES: dict[str, type[Family[FittedState]]] = {
+FAMILIES: dict[str, type[Family[VariationalState]]] = {
     "full": FullFamily,
     "diagonal": DiagonalFamily,
     "block": BlockFamily,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
-from pymc_ngvi.core.types import Array, FittedState
+from pymc_ngvi.core.types import Array, VariationalState
 
 
 class Product(NamedTuple):
@@ -72,7 +72,7 @@ class Traits:
     from_structure: bool = False
 
 
-class Maker[Q: FittedState](Protocol):
+class Maker[Q: VariationalState](Protocol):
     """Makes approximations: a family for one model, or a class of states that needs no more than location and scale."""
 
     def from_scale(self, location: Array, scale: Array) -> Q:
@@ -82,20 +82,21 @@ class Maker[Q: FittedState](Protocol):
         """Return the memory that a fit takes beyond the model's own, at its peak."""
 
 
-class Family[Q: FittedState](Maker[Q], Protocol):
+class Family[Q: VariationalState](Maker[Q], Protocol):
     """The approximations of one structure. `FAMILIES` has each by its name."""
 
     traits: ClassVar[Traits]
 
     @classmethod
     def of(cls, model: Any, options: Any) -> Self:
-        """Return the family for a model, as a `Form`, and a fit's options.
+        """Return the family for a model, as a `Form`, and a fit's options: by default the same for all.
 
         Raises
         ------
         ValueError
             Where the model has not the structure that it takes.
         """
+        return cls()
 
 
 _PATH = ("pathwise", "stein")

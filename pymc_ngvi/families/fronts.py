@@ -4,7 +4,7 @@ import functools
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -115,6 +115,11 @@ class Fronts:
     pattern: Pattern
     parts: Supernodes
 
+    @classmethod
+    def of(cls, pattern: Pattern) -> Self:
+        """Return the fronts of a pattern in an order that fills in little."""
+        return cls(pattern, supernodes(pattern))
+
     @functools.cached_property
     def _by_depth(self) -> _Symbolic:
         return _symbolic(self.pattern, self.parts)
@@ -213,11 +218,6 @@ class Fronts:
         """Whether all that comes after a front up to the root is beside it, but for fronts with nothing beside."""
         own, beside, parent = self.layout.table[:, [0, 1, 6]].T
         return bool((beside == np.where(parent < 0, 0, (own + beside)[parent])).all())
-
-
-def fronts_of(pattern: Pattern) -> Fronts:
-    """Return the fronts of a pattern in an order that fills in little."""
-    return Fronts(pattern, supernodes(pattern))
 
 
 def _symbolic(pattern: Pattern, parts: Supernodes) -> _Symbolic:

@@ -1,20 +1,20 @@
 """Gaussians: a mean and a factor of the covariance or of the precision, whatever structure the factor has."""
 
 import functools
+import math
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Never, Self
+from typing import Any, ClassVar, Never, Self
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE
-from pymc_ngvi.core.stored import entry_of, stored, with_tag
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import AnyArray, Array, Indices, MeanHessian, Outer
 from pymc_ngvi.families.family import (
     ALL_GAUSSIAN,
@@ -28,15 +28,6 @@ from pymc_ngvi.families.family import (
 )
 
 # --- structures of matrices: diagonal and dense ones; coordinates in blocks that are independent given the others ---
-
-
-class Stack(NamedTuple):
-    """All blocks of one size."""
-
-    n_blocks: int
-    size: int
-    #: Its coordinates in `Partition.order`.
-    where: slice
 
 
 @stored("partition")
@@ -61,7 +52,7 @@ class Partition:
         labels = np.maximum(np.asarray(self.labels).astype(np.intp), -1)
         if labels.ndim != 1:
             raise ValueError(f"Labels of blocks should be (n_dim,); got shape {labels.shape}.")
-        object.__setattr__(self, "labels", _read_only(labels))
+        object.__setattr__(self, "labels", labels)
 
     @property
     def n_dim(self) -> int:
@@ -78,20 +69,10 @@ class Partition:
         """The others; lower triangles are those of this order."""
         return np.flatnonzero(self.labels < 0)
 
-    @property
-    def n_local(self) -> int:
-        """Number of local coordinates."""
-        return len(self.locals_)
-
-    @property
-    def n_border(self) -> int:
-        """Number of coordinates in the border."""
-        return len(self.border)
-
     @functools.cached_property
     def sizes(self) -> Indices:
         """Of the blocks, ascending."""
-        return _read_only(np.sort(np.unique(self.labels[self.locals_], return_counts=True)[1]))
+        return np.sort(np.unique(self.labels[self.locals_], return_counts=True)[1])
 
     @functools.cached_property
     def order(self) -> Indices:
@@ -100,15 +81,14 @@ class Partition:
             self.labels[self.locals_], return_index=True, return_inverse=True, return_counts=True
         )
         local = np.lexsort((self.locals_, first[inverse], counts[inverse]))
-        return _read_only(np.concatenate([self.locals_[local], self.border]))
+        return np.concatenate([self.locals_[local], self.border])
 
     @functools.cached_property
-    def stacks(self) -> tuple[Stack, ...]:
-        """The blocks by size."""
+    def stacks(self) -> list[tuple[int, int, slice]]:
+        """The blocks by size: how many, of which size, and their coordinates in `order`."""
         sizes, counts = np.unique(self.sizes, return_counts=True)
         stop = np.cumsum(sizes * counts)
-        rows = zip(counts.tolist(), sizes.tolist(), map(slice, stop - sizes * counts, stop), strict=True)
-        return tuple(Stack(*row) for row in rows)
+        return list(zip(counts.tolist(), sizes.tolist(), map(slice, stop - sizes * counts, stop), strict=True))
 
     def in_blocks(self, rows: Indices, cols: Indices) -> Indices:
         """Return where entries inside blocks are in a list of these, in this order and each in C order."""
@@ -127,17 +107,108 @@ class Partition:
         return Pattern.of(sparse.coo_array((np.ones(len(rows)), (rows, cols)), shape=(n, n)))
 
 
-def _read_only[A: NDArray[Any]](array: A) -> A:
-    """Protect an array: one partition serves many states."""
-    array.flags.writeable = False
-    return array
-
-
 # --- what a structure of matrices can do: the operations that all Gaussians are written with ---
 
 LOG_2PI = float(np.log(2 * np.pi))
-#: Bytes of a fit at its peak, beyond the model's own: for each coordinate, and for each entry of a factor.
+#: Bytes of a fit at its peak, beyond the model's own: for each coordinate, and for each entry of a factor that is not
+#: on the diagonal: those of the curvature of each of eight replicates, the noise of each, and up to twelve vectors of
+#: secant pairs.
 PER_COORDINATE, PER_ENTRY = 512, 448
+
+
+def _of_blocks(operation: Any) -> Callable[..., Any]:
+    """Return, of matrices and of vectors as rows, what an operation makes of all blocks of one size at a time.
+
+    None where it makes nothing of some of them.
+    """
+
+    @functools.wraps(operation)
+    def of_matrices(self: "Structure", *given: Array, **options: Any) -> Array | None:
+        if not self.has_blocks:
+            return operation(*given, **options)
+        results = [operation(*blocks, **options) for blocks in zip(*map(self.split, given), strict=True)]
+        there = [result for result in results if result is not None]
+        return self.joined(there) if len(there) == len(results) else None
+
+    return of_matrices
+
+
+def _are_numbers(stack: Array) -> bool:
+    """Tell whether blocks have one row: a loop over matrices would take ten times as long as one over numbers."""
+    return stack.ndim > 2 and stack.shape[-1] == 1
+
+
+def _product(left: Array, right: Array) -> Array:
+    """Return the product of two matrices."""
+    return left * right if _are_numbers(right) else left @ right
+
+
+def _right_quotient(left: Array, right: Array) -> Array:
+    """Return the first factor times the inverse of the second one."""
+    return linalg.solve_lower(right, left.mT, transpose=True).mT
+
+
+def _gram(factor: Array, *, transposed: bool = False) -> Array:
+    """Return F F^T, or F^T F."""
+    return _product(factor.mT, factor) if transposed else _product(factor, factor.mT)
+
+
+def _inverse_transpose(factor: Array) -> Array:
+    """Return F^-T."""
+    return linalg.solve_lower(factor, np.eye(len(factor))).T
+
+
+def _cholesky(curvature: Array, *, reverse: bool) -> Array | None:
+    """Return the factor L with A = L L^T, in reverse L^T L; None where A is not positive definite.
+
+    Its diagonal counts as sums with 1, as those of relative precisions are: see `linalg.relative_terms`.
+    """
+    terms = linalg.relative_terms(linalg.diagonal(curvature))
+    if _are_numbers(curvature):
+        there = np.isfinite(curvature).all() and (curvature[..., 0] > linalg.ROUNDING * terms).all()
+        return np.sqrt(curvature) if there else None
+    if not reverse:
+        return linalg.cholesky(curvature, terms)
+    upper = linalg.reverse_cholesky(curvature, terms)
+    return None if upper is None else upper.mT
+
+
+def _cholesky_of_function(curvature: Array, *, function: Callable[[Array], Array]) -> Array | None:
+    """Return L with f(A) = L^T L for a positive function of the eigenvalues.
+
+    None where that is not finite, or where values are so far apart that rounding hides the small ones.
+    """
+    eigenvalues, vectors = (curvature, None) if _are_numbers(curvature) else np.linalg.eigh(curvature)
+    with np.errstate(all="ignore"):
+        values = function(eigenvalues)
+    if not (np.isfinite(values) & (values > 0.0)).all():
+        return None
+    if vectors is None:
+        return np.sqrt(values)
+    lower = linalg.cholesky_of_product((vectors * np.sqrt(values)[..., None, :])[..., ::-1, :])
+    return None if lower is None else np.ascontiguousarray(lower[..., ::-1, ::-1]).mT
+
+
+def _lower_solve(factor: Array, curvature: Array) -> Array:
+    """Return the entries that a factor has of F^-T A."""
+    return linalg.lower_triangle(linalg.solve_lower(factor, curvature, transpose=True))
+
+
+def _outer(left: Array, right: Array) -> Array:
+    """Return the lower triangle of the mean of left_b right_b^T."""
+    right = right / left.shape[-2]
+    if _are_numbers(left):
+        return np.einsum("...ni,...ni->...i", left, right)[..., None, :]
+    return linalg.lower_triangle(left.mT @ right)
+
+
+def _mirrored(lower: Array) -> Array:
+    """Return the symmetric matrix that has this lower triangle."""
+    if _are_numbers(lower):
+        return lower
+    result = lower + lower.mT
+    linalg.diagonal(result)[:] = linalg.diagonal(lower)
+    return result
 
 
 @dataclass(frozen=True, eq=False)  # or others, which have arrays, would be equal to each other
@@ -146,182 +217,110 @@ class Structure:
 
     A *factor* is lower triangular with a diagonal that is not 0, maybe in another order of the coordinates; with the
     others of its structure it is closed under products and inverses. A *curvature* is symmetric, and can differ from 0
-    where a factor or its transpose can. Vectors are rows: (..., n_dim). What is said of dense factors, curvatures and
-    outer products holds of each of a stack, too.
+    where a factor or its transpose can. Vectors are rows: (..., n_dim). Operations are those on dense matrices, and on
+    the blocks that others consist of.
     """
 
     #: Of each entry: the coordinate of its column, as an index into (n_dim,) that broadcasts.
     columns: ClassVar[Any] = slice(None)
+    #: Whether matrices are held otherwise than as one block.
+    has_blocks: ClassVar[bool] = False
 
-    def n_lower(self, n_dim: int) -> int:
-        """Return the number of entries of a factor."""
-        return n_dim * (n_dim + 1) // 2
+    def shape(self, n_dim: int) -> tuple[int, ...]:
+        """Return the shape of the array."""
+        return n_dim, n_dim
 
-    def memory_bytes(self, n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 matrices.
-
-        The curvature of each of eight replicates, the noise of each, and up to twelve vectors of secant pairs.
-        """
-        return PER_ENTRY * n_dim * n_dim
-
-    def on_diagonal(self, matrix: Array) -> Any:
+    def on_diagonal(self, n_dim: int) -> Any:
         """Return where the raveled array has the diagonal, in the order of the coordinates."""
-        return slice(None, None, len(matrix) + 1)
+        return slice(None, None, n_dim + 1)
 
-    def from_diagonal(self, entries: Array) -> Array:
-        """Return a diagonal matrix."""
-        return np.diag(entries)
+    def split(self, array: AnyArray) -> list[AnyArray]:
+        """Return a matrix as its blocks, those of each size as a stack; or vectors, (n, n_dim), as their parts there.
+
+        Where there is but one block, the matrix itself, and the vectors.
+        """
+        return [array]
+
+    def joined(self, blocks: list[AnyArray]) -> AnyArray:
+        """Return the matrix of blocks."""
+        return blocks[0]
+
+    def whole(self, parts: list[Array]) -> Array:
+        """Return the vectors of parts."""
+        return parts[0]
 
     def dense(self, curvature: Array) -> Array:
         """Return a symmetric matrix as (n_dim, n_dim)."""
         return curvature
 
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep of the structure beside its matrices, by name."""
-        return {}
+    def entries(self, curvature: Array, rows: Indices, cols: Indices) -> Array:
+        """Return entries of a symmetric matrix, (n,)."""
+        return curvature[rows, cols]
 
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the structure of these arrays, which may have others among them."""
-        return cls()
+    # --- what is the same for all ---
 
-    # --- factors and vectors ---
+    def n_lower(self, n_dim: int) -> int:
+        """Return the number of entries of a factor."""
+        return (math.prod(self.shape(n_dim)) + n_dim) // 2
+
+    def memory_bytes(self, n_dim: int) -> int:
+        """Return the memory that a fit takes beyond the model's own, at its peak."""
+        return PER_ENTRY * (math.prod(self.shape(n_dim)) - n_dim) + PER_COORDINATE * n_dim
+
+    def from_diagonal(self, entries: Array) -> Array:
+        """Return a diagonal matrix."""
+        matrix = np.zeros(self.shape(len(entries)))
+        matrix.reshape(-1)[self.on_diagonal(len(entries))] = entries
+        return matrix
+
+    product, left_quotient, right_quotient = map(_of_blocks, (_product, linalg.solve_lower, _right_quotient))
+    gram, inverse_transpose, cholesky = map(_of_blocks, (_gram, _inverse_transpose, _cholesky))
+    cholesky_of_function, lower_solve = map(_of_blocks, (_cholesky_of_function, _lower_solve))
+    #: Of a symmetric matrix: the lower triangle with a halved diagonal.
+    half = _of_blocks(functools.partial(linalg.lower_triangle, on_diagonal=0.5))
+    outer, mirrored = map(_of_blocks, (_outer, _mirrored))
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times each vector."""
-        return _product(vectors, factor if transposed else factor.mT)
+        pairs = zip(self.split(factor), self.split(vectors.reshape(-1, vectors.shape[-1])), strict=True)
+        return self.whole([_product(x, f if transposed else f.mT) for f, x in pairs]).reshape(vectors.shape)
 
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
-        """Return the inverse of the factor, or of its transpose, times each vector, (n_dim,) or (n_vectors, n_dim)."""
-        columns = vectors if vectors.ndim == 1 else vectors.mT
-        solution = linalg.solve_lower(factor, columns, transpose=transposed)
-        return solution if vectors.ndim == 1 else solution.mT
-
-    # --- factors ---
-
-    def product(self, left: Array, right: Array) -> Array:
-        """Return the product of two factors."""
-        return _product(left, right)
-
-    def left_quotient(self, left: Array, right: Array) -> Array:
-        """Return the inverse of the first factor times the second one."""
-        return linalg.solve_lower(left, right)
-
-    def right_quotient(self, left: Array, right: Array) -> Array:
-        """Return the first factor times the inverse of the second one."""
-        return linalg.solve_lower(right, left.mT, transpose=True).mT
-
-    def gram(self, factor: Array, *, transposed: bool = False) -> Array:
-        """Return F F^T, or F^T F."""
-        return _product(factor.mT, factor) if transposed else _product(factor, factor.mT)
-
-    def sd(self, factor: Array, sign: int) -> Array:
-        """Return the standard deviations for a factor of the covariance, or, for sign -1, of the precision."""
-        root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
-        return np.sqrt(np.einsum("...ij,...ij->...i", root, root))
-
-    def covariances(self, factor: Array, sign: int, rows: Indices, cols: Indices) -> Array:
-        """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
-        if rows is cols or np.array_equal(rows, cols):
-            return self.sd(factor, sign)[rows] ** 2
-        root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
-        return (root @ root.T)[rows, cols]
-
-    # --- curvatures ---
-
-    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
-        """Return -C^T H C with the mean Hessian H and C = F, or, for sign -1, C = F^-T."""
-        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
-            if sign > 0:
-                return linalg.symmetrise(-(hessian.products(np.ascontiguousarray(factor.T)) @ factor))
-            half = linalg.solve_lower(factor, hessian.products(np.eye(len(factor))).T)
-            return linalg.symmetrise(-linalg.solve_lower(factor, half.T))
-
-    def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
-        """Return the factor L with A = L L^T, in reverse L^T L; None where A is not positive definite.
-
-        Its diagonal counts as sums with 1, as those of relative precisions are: see `linalg.relative_terms`.
-        """
-        terms = linalg.relative_terms(linalg.diagonal(curvature))
-        if not reverse:
-            return linalg.cholesky(curvature, terms)
-        upper = linalg.reverse_cholesky(curvature, terms)
-        return None if upper is None else upper.mT
-
-    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
-        """Return L with f(A) = L^T L for a positive function of the eigenvalues.
-
-        None where that is not finite, or where values are so far apart that rounding hides the small ones.
-        """
-        eigenvalues, vectors = np.linalg.eigh(curvature)
-        with np.errstate(all="ignore"):
-            values = function(eigenvalues)
-        if not (np.isfinite(values) & (values > 0.0)).all():
-            return None
-        lower = linalg.cholesky_of_product((vectors * np.sqrt(values)[..., None, :])[..., ::-1, :])
-        return None if lower is None else np.ascontiguousarray(lower[..., ::-1, ::-1]).mT
-
-    def half(self, curvature: Array) -> Array:
-        """Return the lower triangle with a halved diagonal."""
-        return linalg.lower_triangle(curvature, 0.5)
-
-    def lower_solve(self, factor: Array, curvature: Array) -> Array:
-        """Return the entries that a factor has of F^-T A."""
-        return np.tril(linalg.solve_lower(factor, curvature, transpose=True))
-
-    # --- outer products ---
-
-    def outer(self, left: Array, right: Array) -> Array:
-        """Return the mean of left_b right_b^T, in the form of a curvature that is not symmetric."""
-        return left.mT @ (right / left.shape[-2])
-
-    def lower(self, outer: Array) -> Array:
-        """Return the entries of a factor."""
-        return linalg.lower_triangle(outer)
-
-    def mirrored(self, outer: Array) -> Array:
-        """Return the curvature that has these in its lower triangle."""
-        below = linalg.lower_triangle(outer, 0.0)
-        result: Array = below + below.mT
-        linalg.diagonal(result)[:] = linalg.diagonal(outer)
-        return result
-
-
-def _product(left: Array, right: Array) -> Array:
-    """Return the product; for stacks of numbers, that of 1 x 1 matrices would take ten times as long."""
-    return left * right if right.ndim > 2 and right.shape[-1] == 1 else left @ right
+        """Return the inverse of the factor, or of its transpose, times each vector."""
+        pairs = zip(self.split(factor), self.split(vectors.reshape(-1, vectors.shape[-1])), strict=True)
+        parts = [linalg.solve_lower(f, x.mT, transpose=transposed).mT for f, x in pairs]
+        return self.whole(parts).reshape(vectors.shape)
 
 
 #: All matrices.
 Dense = Structure
 
 
-# --- diagonal matrices, each held as its diagonal, (n_dim,) ---
-
-
 @dataclass(frozen=True)
 class Diagonal(Structure):
-    """Diagonal matrices: every operation is that on numbers, coordinate by coordinate."""
+    """Diagonal matrices, each held as its diagonal, (n_dim,): blocks are numbers."""
 
-    def n_lower(self, n_dim: int) -> int:
-        """Return the number of entries of a factor."""
-        return n_dim
+    has_blocks = True
 
-    def memory_bytes(self, n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own, at its peak."""
-        return PER_COORDINATE * n_dim
+    def shape(self, n_dim: int) -> tuple[int, ...]:
+        """Return the shape of the array."""
+        return (n_dim,)
 
-    def on_diagonal(self, matrix: Array) -> slice:
+    def on_diagonal(self, n_dim: int) -> slice:
         """Return where the array has the diagonal: everywhere."""
         return slice(None)
 
-    def from_diagonal(self, entries: Array) -> Array:
-        """Return the diagonal."""
-        return entries
+    def split(self, array: AnyArray) -> list[AnyArray]:
+        """Return a matrix as a stack of numbers, (n_dim, 1, 1); vectors as (n_dim, n, 1)."""
+        return [array.T[..., None] if array.ndim > 1 else array[:, None, None]]
 
-    def dense(self, curvature: Array) -> Array:
-        """Return the matrix as (n_dim, n_dim)."""
-        return np.diag(curvature)
+    def joined(self, blocks: list[AnyArray]) -> AnyArray:
+        """Return the diagonal."""
+        return blocks[0].reshape(-1)
+
+    def whole(self, parts: list[Array]) -> Array:
+        """Return the vectors of parts."""
+        return parts[0][:, :, 0].T
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the matrix times each vector."""
@@ -331,68 +330,16 @@ class Diagonal(Structure):
         """Return the inverse times each vector."""
         return vectors / factor
 
-    def product(self, left: Array, right: Array) -> Array:
-        """Return the product."""
-        return left * right
+    def dense(self, curvature: Array) -> Array:
+        """Return the matrix as (n_dim, n_dim)."""
+        return np.diag(curvature)
 
-    def left_quotient(self, left: Array, right: Array) -> Array:
-        """Return the inverse of the first one times the second one."""
-        return right / left
-
-    def right_quotient(self, left: Array, right: Array) -> Array:
-        """Return the first one times the inverse of the second one."""
-        return left / right
-
-    def gram(self, factor: Array, *, transposed: bool = False) -> Array:
-        """Return the square."""
-        return factor**2
-
-    def sd(self, factor: Array, sign: int) -> Array:
-        """Return the sizes of the entries, or, for sign -1, their inverses."""
-        return np.abs(factor) ** sign
-
-    def covariances(self, factor: Array, sign: int, rows: Indices, cols: Indices) -> Array:
-        """Return entries of the square, or, for sign -1, of its inverse, (n,)."""
-        return np.where(rows == cols, factor[rows] ** (2 * sign), 0.0)
-
-    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
-        """Return the diagonal of -C^T H C."""
-        return -hessian.diagonal() * factor ** (2 * sign)
-
-    def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
-        """Return the square root; None where an entry is not positive, and more than what rounding leaves."""
-        if not np.isfinite(curvature).all() or np.any(curvature <= linalg.ROUNDING * linalg.relative_terms(curvature)):
-            return None
-        return np.sqrt(curvature)
-
-    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
-        """Return the square root of a positive function; None where that is not finite."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self.cholesky(function(curvature), reverse=True)
-
-    def half(self, curvature: Array) -> Array:
-        """Return half of the diagonal."""
-        return 0.5 * curvature
-
-    def lower_solve(self, factor: Array, curvature: Array) -> Array:
-        """Return the inverse of the factor times the curvature."""
-        return curvature / factor
-
-    def outer(self, left: Array, right: Array) -> Array:
-        """Return the diagonal of the mean of left_b right_b^T."""
-        return np.einsum("bi,bi->i", left, right) / len(left)
-
-    def mirrored(self, outer: Array) -> Array:
-        """Return the diagonal."""
-        return outer
-
-    lower = mirrored
+    def entries(self, curvature: Array, rows: Indices, cols: Indices) -> Array:
+        """Return entries of a matrix, (n,)."""
+        return np.where(rows == cols, curvature[rows], 0.0)
 
 
 # --- gaussians with a factor of any of these structures ---
-
-#: The tag of the class among the arrays of a Gaussian.
-TAG = "of"
 
 
 @dataclass(frozen=True, eq=False)
@@ -424,10 +371,19 @@ class Gaussian[S: Structure]:
     n_uniform: ClassVar[int] = 0
 
     @classmethod
-    def of_scale(cls, structure: S, location: Array, scale: Array) -> Self:
-        """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
+    def from_scale(cls, location: Array, scale: Array, structure: S | None = None) -> Self:
+        """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,).
+
+        Without a structure where that follows from the number of coordinates.
+        """
+        structure = cls.form() if structure is None else structure
         entries = np.asarray(scale, dtype=np.float64) ** cls.factor_sign
         return cls(np.array(location, dtype=np.float64), structure.from_diagonal(entries), structure)
+
+    @classmethod
+    def memory_bytes(cls, n_dim: int) -> int:
+        """Return the memory that a fit takes beyond the model's own, at its peak, without a structure."""
+        return int(cls.form().memory_bytes(n_dim))
 
     def params(self) -> dict[str, Array]:
         """Return the mean and the factor, by name."""
@@ -436,15 +392,6 @@ class Gaussian[S: Structure]:
     def from_params(self, params: dict[str, Array]) -> Self:
         """Return the state of the same structure with another mean and factor."""
         return type(self)(params["mean"], params[self.factor_name], self.structure)
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep: mean and factor, and what makes the structure."""
-        return {**self.params(), **self.structure.arrays()}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the state of these arrays: the inverse of `arrays`; raise ValueError where they make no structure."""
-        return cls(arrays["mean"], arrays[cls.factor_name], cls.form.of_arrays(arrays))
 
     @property
     def n_dim(self) -> int:
@@ -477,7 +424,9 @@ class Gaussian[S: Structure]:
 
     def sd(self) -> Array:
         """Return the standard deviations."""
-        return self.structure.sd(self.factor, self.factor_sign)
+        structure = self.structure
+        squares = [np.einsum("...ij,...ij->...i", c, c)[..., None, :] for c in structure.split(self._root())]
+        return np.sqrt(structure.whole(squares)[0])
 
     def cov(self) -> Array:
         """Return the covariance, dense."""
@@ -494,7 +443,9 @@ class Gaussian[S: Structure]:
 
     def covariances(self, rows: Indices, cols: Indices) -> Array:
         """Return entries of the covariance, (n,)."""
-        return self.structure.covariances(self.factor, self.factor_sign, rows, cols)
+        if rows is cols or np.array_equal(rows, cols):
+            return self.sd()[rows] ** 2
+        return self.structure.entries(self.structure.gram(self._root()), rows, cols)
 
     def covariance_times(self, vectors: Array) -> Array:
         """Return the covariance times each vector, (n_vectors, n_dim)."""
@@ -524,11 +475,13 @@ class Gaussian[S: Structure]:
 
     def curvature(self, hessian: MeanHessian) -> Array:
         """Return A = -C^T H C, with H the mean Hessian."""
-        return self.structure.curvature(self.factor, self.factor_sign, hessian)
+        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
+            root = self._root()
+            return linalg.symmetrise(-(hessian.products(np.ascontiguousarray(root.T)) @ root))
 
     def curvature_diagonal(self, curvature: Array) -> Array:
         """Return the diagonal of A."""
-        return curvature.reshape(-1)[self.structure.on_diagonal(curvature)]
+        return curvature.reshape(-1)[self.structure.on_diagonal(self.n_dim)]
 
     def add_to_diagonal(self, curvature: Array, value: float) -> Array:
         """Return A + value * I."""
@@ -536,7 +489,7 @@ class Gaussian[S: Structure]:
 
     def plus_diagonal(self, matrix: Array, value: float | Array) -> Array:
         """Add to a matrix in place."""
-        matrix.reshape(-1)[self.structure.on_diagonal(matrix)] += value
+        matrix.reshape(-1)[self.structure.on_diagonal(self.n_dim)] += value
         return matrix
 
     def flat(self, curvature: Array) -> Array:
@@ -572,7 +525,7 @@ class Gaussian[S: Structure]:
         """
         if self.factor_sign < 0 or not np.isfinite(curvature).all():
             return None
-        return self._precision_scaled_by(self.structure.cholesky_of_function(curvature, function), grad)
+        return self._precision_scaled_by(self.structure.cholesky_of_function(curvature, function=function), grad)
 
     def _precision_scaled_by(self, root: Array | None, grad: Array) -> tuple[Self, Array] | None:
         """Multiply by M = L^T L, or L L^T for a factor of the precision: F' = F L^-1, or F L."""
@@ -590,7 +543,7 @@ class Gaussian[S: Structure]:
 
     def with_scale(self, location: Array, scale: Array) -> Self:
         """Return the state of the same structure with uncorrelated coordinates of standard deviations ``scale``."""
-        return self.of_scale(self.structure, location, scale)
+        return self.from_scale(location, scale, self.structure)
 
     def divergence(self, other: Self) -> float:
         """Return KL(self || other), nats; inf beyond what numbers can hold."""
@@ -610,6 +563,10 @@ class Gaussian[S: Structure]:
 
     # --- pieces ---
 
+    def _root(self) -> Array:
+        """Return C, as its structure holds it."""
+        return self.factor if self.factor_sign > 0 else self.structure.inverse_transpose(self.factor)
+
     def _log_det(self) -> float:
         """Return the log determinant of C."""
         return self.factor_sign * float(np.sum(np.log(np.abs(self.curvature_diagonal(self.factor)))))
@@ -624,35 +581,6 @@ class Gaussian[S: Structure]:
 type AnyGaussian = Gaussian[Any]
 
 
-def with_tag_of(gaussian: AnyGaussian) -> dict[str, AnyArray]:
-    """Return what files keep of a Gaussian inside something else: its arrays, and the tag of its class."""
-    entry = entry_of(type(gaussian))
-    assert entry is not None
-    return {**gaussian.arrays(), TAG: np.array(entry.tag)}
-
-
-def of_tag(arrays: dict[str, AnyArray]) -> Any:
-    """Return the Gaussian of these arrays: the inverse of `with_tag_of`; raise ValueError where the tag is of none."""
-    entry = with_tag(str(arrays[TAG]))
-    if entry is None or not issubclass(entry.cls, Gaussian):
-        raise ValueError(f"No Gaussian has the tag {arrays[TAG]}.")
-    return entry.cls.of_arrays(arrays)
-
-
-class Unstructured[S: Structure](Gaussian[S]):
-    """A Gaussian whose structure follows from the number of coordinates: a class makes states by itself."""
-
-    @classmethod
-    def from_scale(cls, location: Array, scale: Array) -> Self:
-        """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
-        return cls.of_scale(cls.form(), location, scale)
-
-    @classmethod
-    def memory_bytes(cls, n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own, at its peak."""
-        return int(cls.form().memory_bytes(n_dim))
-
-
 class GaussianFamily[Q: Gaussian[Any]](Family[Q]):
     """The Gaussians of one class and structure."""
 
@@ -661,7 +589,7 @@ class GaussianFamily[Q: Gaussian[Any]](Family[Q]):
 
     def from_scale(self, location: Array, scale: Array) -> Q:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
-        return self.state.of_scale(self.structure, location, scale)
+        return self.state.from_scale(location, scale, self.structure)
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak."""
@@ -696,14 +624,9 @@ class LowRankState(Gaussian[Diagonal]):
         """Return mean, D^1/2, axes and core, by name."""
         return {**super().params(), "axes": self.axes, "core": self.core}
 
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, Array]) -> Self:
-        """Return the state of these arrays: the inverse of `params`."""
-        return cls(arrays["mean"], arrays[cls.factor_name], arrays["axes"], arrays["core"])
-
     def from_params(self, params: dict[str, Array]) -> Self:
         """Return the state of other arrays."""
-        return self.of_arrays(params)
+        return type(self)(params["mean"], params[self.factor_name], params["axes"], params["core"])
 
     @functools.cached_property
     def _roots(self) -> tuple[Array, Array]:
@@ -746,7 +669,7 @@ class LowRankState(Gaussian[Diagonal]):
 
 @stored("gaussian.full", content=("location", "factor"))
 @dataclass(frozen=True, eq=False)
-class FullState(Unstructured[Dense]):
+class FullState(Gaussian[Dense]):
     """N(mean, C C^T) with a lower-triangular C.
 
     Parameters
@@ -771,7 +694,7 @@ class FullState(Unstructured[Dense]):
 
 @stored("gaussian.full_precision", content=("location", "factor"))
 @dataclass(frozen=True, eq=False)
-class FullPrecisionState(Unstructured[Dense]):
+class FullPrecisionState(Gaussian[Dense]):
     """N(mean, (T T^T)^-1) with a lower-triangular T; the whitener is T^-T.
 
     Parameters
@@ -823,7 +746,7 @@ class FullFamily(GaussianFamily[FullState | FullPrecisionState]):
 
 @stored("gaussian.diagonal", content=("location", "factor"))
 @dataclass(frozen=True, eq=False)
-class DiagonalState(Unstructured[Diagonal]):
+class DiagonalState(Gaussian[Diagonal]):
     """N(mean, diag(scale^2)); a curvature is the diagonal of A, (n_dim,), a factor the scales.
 
     Parameters
@@ -841,6 +764,10 @@ class DiagonalState(Unstructured[Diagonal]):
     form = Diagonal
     factor_name = "sd"
     exact_metric = False
+
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return the diagonal of A."""
+        return -hessian.diagonal() * self.factor**2
 
 
 @dataclass(frozen=True)
@@ -864,11 +791,6 @@ class DiagonalFamily(GaussianFamily[DiagonalState]):
         has_all_correlations=False,
     )
 
-    @classmethod
-    def of(cls, model: Any, options: Any) -> Self:
-        """Return the family, the same for every model."""
-        return cls()
-
 
 # --- gaussian with a block-diagonal covariance [1]_ (the q of its algorithm 1c) ---
 #
@@ -882,17 +804,6 @@ class DiagonalFamily(GaussianFamily[DiagonalState]):
 
 
 # --- block-diagonal matrices, each held as the blocks, in C order, from the smallest on ---
-
-
-def _of_each_block(name: str) -> Any:
-    """Return what `Dense` makes of matrices, and of vectors as rows, of all blocks of one size at a time."""
-    operation = getattr(Dense(), name)
-
-    def of_blocks(self: "BlockStructure", *given: Array, **options: Any) -> Any:
-        parts = [self.unpack(array) if array.ndim == 1 else self._split(array) for array in given]
-        return self.each(functools.partial(operation, **options), *parts)
-
-    return of_blocks
 
 
 @stored("structure.block")
@@ -918,38 +829,30 @@ class BlockStructure(Partition, Structure):
         if not len(self.labels):
             raise ValueError("There should be labels of blocks for one coordinate at least; got none.")
 
-    # --- form ---
+    has_blocks = True
 
     @functools.cached_property
     def rows(self) -> Indices:
         """Of each entry: the coordinate of its row."""
-        return self.each(lambda own: np.repeat(own.mT, own.shape[2], axis=2), self._by_size(self.order[None]))
+        return self.joined([np.repeat(own.mT, own.shape[2], axis=2) for own in self.split(np.arange(self.n_dim)[None])])
 
     @functools.cached_property
     def columns(self) -> Any:
         """Of each entry: the coordinate of its column."""
-        return self.each(lambda own: np.repeat(own, own.shape[2], axis=1), self._by_size(self.order[None]))
+        return self.joined([np.repeat(own, own.shape[2], axis=1) for own in self.split(np.arange(self.n_dim)[None])])
 
-    def n_lower(self, n_dim: int) -> int:
-        """Return the number of entries of a factor."""
-        return (len(self.rows) + n_dim) // 2
-
-    def memory_bytes(self, n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 factors."""
-        return PER_ENTRY * len(self.rows) + PER_COORDINATE * n_dim
+    def shape(self, n_dim: int) -> tuple[int, ...]:
+        """Return the shape of the array."""
+        return self.rows.shape
 
     @functools.cached_property
     def _diagonal(self) -> Indices:
         every = np.arange(self.n_dim)
         return self.in_blocks(every, every)
 
-    def on_diagonal(self, matrix: Array) -> Indices:
+    def on_diagonal(self, n_dim: int) -> Indices:
         """Return where the array has the diagonal."""
         return self._diagonal
-
-    def from_diagonal(self, entries: Array) -> Array:
-        """Return a diagonal matrix."""
-        return np.where(self.rows == self.columns, entries[self.rows], 0.0)
 
     def dense(self, curvature: Array) -> Array:
         """Return a matrix as (n_dim, n_dim)."""
@@ -957,92 +860,33 @@ class BlockStructure(Partition, Structure):
         result[self.rows, self.columns] = curvature
         return result
 
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep of the structure beside its matrices."""
-        return {"labels": self.labels}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the structure of these arrays."""
-        return cls(arrays["labels"])
+    def entries(self, curvature: Array, rows: Indices, cols: Indices) -> Array:
+        """Return entries of a symmetric matrix, (n,)."""
+        inside, result = self.labels[rows] == self.labels[cols], np.zeros(len(rows))
+        result[inside] = curvature[self.in_blocks(rows[inside], cols[inside])]
+        return result
 
     # --- by size ---
 
-    def unpack(self, packed: Array) -> list[Array]:
-        """Return the blocks by size, (n_blocks, k, k), as views."""
-        ends = np.cumsum([s.n_blocks * s.size**2 for s in self.stacks])
-        parts = zip(np.split(packed, ends[:-1]), self.stacks, strict=True)
-        return [part.reshape(s.n_blocks, s.size, s.size) for part, s in parts]
+    def split(self, array: AnyArray) -> list[AnyArray]:
+        """Return the blocks by size, (n_blocks, k, k), as views; of vectors, (n, n_dim), the parts (n_blocks, n, k)."""
+        if array.ndim > 1:
+            ordered = array[:, self.order]
+            return [ordered[:, where].reshape(-1, n, size).swapaxes(0, 1) for n, size, where in self.stacks]
+        ends = np.cumsum([n * size**2 for n, size, _ in self.stacks])
+        parts = zip(np.split(array, ends[:-1]), self.stacks, strict=True)
+        return [part.reshape(n, size, size) for part, (n, size, _) in parts]
 
-    def each(self, operation: Callable[..., Array | None], *parts: list[Array]) -> Any:
-        """Return the matrix of what an operation makes of the blocks of each size; None where it makes nothing."""
-        results = [operation(*of_size) for of_size in zip(*parts, strict=True)]
-        kept = [result.ravel() for result in results if result is not None]
-        return np.concatenate(kept) if len(kept) == len(results) else None
+    def joined(self, blocks: list[AnyArray]) -> AnyArray:
+        """Return the matrix of blocks."""
+        return np.concatenate([part.ravel() for part in blocks])
 
-    def _by_size(self, ordered: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the parts of vectors, (n_vectors, n_dim), in the order of blocks: (n_blocks, n_vectors, k)."""
-        return [ordered[:, s.where].reshape(len(ordered), s.n_blocks, s.size).swapaxes(0, 1) for s in self.stacks]
-
-    def _split(self, vectors: Array) -> list[Array]:
-        return self._by_size(vectors.reshape(-1, self.n_dim)[:, self.order])
-
-    def _of_vectors(self, operation: Callable[..., Array], factor: Array, vectors: Array, transposed: bool) -> Array:
-        result = np.empty((vectors.size // self.n_dim, self.n_dim))
-        for stack, *pair in zip(self.stacks, self.unpack(factor), self._split(vectors), strict=True):
-            part = operation(*pair, transposed=transposed).swapaxes(0, 1)
-            result[:, self.order[stack.where]] = part.reshape(len(result), stack.n_blocks * stack.size)
-        return result.reshape(vectors.shape)
-
-    # --- operations ---
-
-    product, left_quotient, right_quotient, gram = map(
-        _of_each_block, ("product", "left_quotient", "right_quotient", "gram")
-    )
-    cholesky, half, lower_solve, lower, mirrored, outer = map(
-        _of_each_block, ("cholesky", "half", "lower_solve", "lower", "mirrored", "outer")
-    )
-
-    def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
-        """Return the factor, or its transpose, times each vector."""
-        return self._of_vectors(Dense().times, factor, vectors, transposed)
-
-    def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
-        """Return the inverse of the factor, or of its transpose, times each vector."""
-        return self._of_vectors(Dense().solve, factor, vectors, transposed)
-
-    def sd(self, factor: Array, sign: int) -> Array:
-        """Return the standard deviations for a factor of the covariance."""
-        result = np.empty(self.n_dim)
-        result[self.order] = np.concatenate([Dense().sd(c, sign).ravel() for c in self.unpack(factor)])
+    def whole(self, parts: list[Array]) -> Array:
+        """Return the vectors of parts."""
+        result = np.empty((parts[0].shape[1], self.n_dim))
+        for (_, _, where), part in zip(self.stacks, parts, strict=True):
+            result[:, self.order[where]] = part.swapaxes(0, 1).reshape(len(result), -1)
         return result
-
-    def covariances(self, factor: Array, sign: int, rows: Indices, cols: Indices) -> Array:
-        """Return entries of F F^T, (n,)."""
-        inside, result = self.labels[rows] == self.labels[cols], np.zeros(len(rows))
-        result[inside] = self.gram(factor)[self.in_blocks(rows[inside], cols[inside])]
-        return result
-
-    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
-        """Return L with f(A) = L^T L for a positive function of the eigenvalues, as `Dense` does."""
-        return self.each(lambda a: Dense().cholesky_of_function(a, function), self.unpack(curvature))
-
-    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
-        """Return the blocks of -C^T H C for the factor C of a covariance, with H the mean Hessian."""
-        # Of a direction that lies in one block, only what its product has in that block is kept.
-        place = np.argsort(self.order)[self.rows]
-        lines = self.each(lambda c: c.mT, self.unpack(factor))
-        products = np.empty_like(factor)
-        step = max(1, AT_ONCE // self.n_dim)
-        for start in range(0, self.n_dim, step):
-            stop = min(start + step, self.n_dim)
-            part = slice(*np.searchsorted(place, (start, stop)))
-            at = (place[part] - start, self.columns[part])
-            directions = np.zeros((stop - start, self.n_dim))
-            directions[at] = lines[part]
-            products[part] = hessian.products(directions)[at]
-        with np.errstate(invalid="ignore"):  # inf times the zeros of the factor: the caller sees what is not finite
-            return self.each(lambda p, c: linalg.symmetrise(-(p @ c)), self.unpack(products), self.unpack(factor))
 
 
 # --- gaussian with a block-diagonal covariance [1]_ (the q of its algorithm 1c) ---
@@ -1065,6 +909,27 @@ class BlockState(Gaussian[BlockStructure]):
     form = BlockStructure
     factor_name = "cholesky_blocks"
     exact_metric = False
+
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return the blocks of -C^T H C for the factor C of a covariance, with H the mean Hessian."""
+        structure, factor = self.structure, self.factor
+        # Of a direction that lies in one block, only what its product has in that block is kept.
+        place = np.argsort(structure.order)[structure.rows]
+        blocks = structure.split(factor)
+        lines = structure.joined([c.mT for c in blocks])
+        products = np.empty_like(factor)
+        step = max(1, AT_ONCE // structure.n_dim)
+        for start in range(0, structure.n_dim, step):
+            stop = min(start + step, structure.n_dim)
+            part = slice(*np.searchsorted(place, (start, stop)))
+            at = (place[part] - start, structure.columns[part])
+            directions = np.zeros((stop - start, structure.n_dim))
+            directions[at] = lines[part]
+            products[part] = hessian.products(directions)[at]
+        with np.errstate(invalid="ignore"):  # inf times the zeros of the factor: the caller sees what is not finite
+            return structure.joined(
+                [linalg.symmetrise(-(p @ c)) for p, c in zip(structure.split(products), blocks, strict=True)]
+            )
 
 
 @stored("family.block", content=("structure",))

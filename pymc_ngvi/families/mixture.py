@@ -12,7 +12,7 @@ from scipy.special import digamma, gammainccinv, gammaln
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
+from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.families.family import (
     NO_IVON,
     NO_QUADRATURE,
@@ -22,7 +22,7 @@ from pymc_ngvi.families.family import (
     Refusal,
     Traits,
 )
-from pymc_ngvi.families.gaussian import LOG_2PI, AnyGaussian, DiagonalFamily, FullFamily, FullState, of_tag, with_tag_of
+from pymc_ngvi.families.gaussian import LOG_2PI, AnyGaussian, DiagonalFamily, FullFamily, FullState
 from pymc_ngvi.families.sparse import SparseFamily
 
 # --- multivariate Student-t as a scale mixture of Gaussians, with degrees of freedom that are fitted ---
@@ -113,15 +113,6 @@ class StudentTState:
     def from_params(self, params: dict[str, Array]) -> Self:
         """Return the state with other arrays, around a Gaussian of the same form."""
         return type(self)(self.gaussian.from_params(params), float(params[_LOG_SHAPE]))
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep: the arrays of the Gaussian with the tag of its class, and log a."""
-        return {**with_tag_of(self.gaussian), _LOG_SHAPE: np.array(self.log_shape)}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the state of these arrays: the inverse of `arrays`; raise ValueError where there is none."""
-        return cls(of_tag(arrays), float(arrays[_LOG_SHAPE]))
 
     # --- the distribution ---
 
@@ -227,11 +218,6 @@ class StudentTFamily(Family[StudentTState]):
         is_gaussian=False,
     )
 
-    @classmethod
-    def of(cls, model: Any, options: Any) -> Self:
-        """Return the family around all Gaussians."""
-        return cls()
-
     def from_scale(self, location: Array, scale: Array) -> StudentTState:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``."""
         scale = np.sqrt((self.shape - 1.0) / self.shape) * np.asarray(scale, dtype=np.float64)
@@ -313,27 +299,14 @@ class MixtureState:
 
     def params(self) -> dict[str, Array]:
         """Return the arrays that define the state; those of components are stacked along the first axis."""
-        return {_LOG_WEIGHTS: self.log_weights, **_stacked([c.params() for c in self.components])}
+        each = [c.params() for c in self.components]
+        return {_LOG_WEIGHTS: self.log_weights, **{name: np.stack([one[name] for one in each]) for name in each[0]}}
 
     def from_params(self, params: dict[str, Array]) -> Self:
         """Return the mixture with other arrays, of components of the same form; their number may be another one."""
-        return self._of(self.components[0], params)
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep: those of components, stacked, and the tags of their class."""
-        return {_LOG_WEIGHTS: self.log_weights, **_stacked([with_tag_of(c) for c in self.components])}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the mixture of these arrays: the inverse of `arrays`; raise ValueError where there is none."""
-        return cls._of(of_tag({name: a[0] for name, a in arrays.items()}), arrays)
-
-    @classmethod
-    def _of(cls, like: AnyGaussian, params: dict[str, Array]) -> Self:
-        """Return the mixture with components like a Gaussian."""
-        n = len(params[_LOG_WEIGHTS])
+        like, n = self.components[0], len(params[_LOG_WEIGHTS])
         each = [{name: params[name][c] for name in like.params()} for c in range(n)]
-        return cls(params[_LOG_WEIGHTS], tuple(like.from_params(own) for own in each))
+        return type(self)(params[_LOG_WEIGHTS], tuple(like.from_params(own) for own in each))
 
     # --- the distribution ---
 
@@ -391,10 +364,6 @@ class MixtureState:
         """Return the mixture without some components."""
         kept = [c for c, gone in zip(self.components, drop, strict=True) if not gone]
         return type(self).of(kept, self.log_weights[~drop])
-
-
-def _stacked(each: list[dict[str, Any]]) -> dict[str, AnyArray]:
-    return {name: np.stack([one[name] for one in each]) for name in each[0]}
 
 
 @stored("family.mixture")

@@ -26,9 +26,9 @@ from scipy.sparse import csgraph
 from pymc_ngvi.core import linalg, prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices, MeanHessian
+from pymc_ngvi.core.types import Array, Bools, Indices, MeanHessian
 from pymc_ngvi.families.family import NO_GAUSS_NEWTON, NO_IVON, OF_PRECISION, Refusal, Traits
-from pymc_ngvi.families.fronts import Fronts, Ints, SparseCholesky, Supernodes, fronts_of
+from pymc_ngvi.families.fronts import Fronts, Ints, SparseCholesky, Supernodes
 from pymc_ngvi.families.gaussian import PER_COORDINATE, Gaussian, GaussianFamily, Partition, Structure
 
 # --- cholesky factors of sparse precisions as a structure: the pattern, its fronts, and how files keep them ---
@@ -69,7 +69,7 @@ _KEPT = ("rows", "cols", "part", "depth")
 
 @stored("structure.sparse", content=_KEPT, make="from_arrays")
 @dataclass(frozen=True, eq=False)
-class SparseStructure(Structure):
+class SparseStructure(Fronts, Structure):
     """Factors of precisions of one pattern, with what elimination fills in.
 
     A factor is held as panels. A curvature is held by the numbers in which the Fisher metric is that of vectors: it is
@@ -85,28 +85,20 @@ class SparseStructure(Structure):
     .. [1] S. L. Lauritzen (1996). Graphical Models. Oxford University Press, section 5.3.
     """
 
-    fronts: Fronts
     #: Factors that were used last; lists of coordinates, and where panels have these entries.
     _factors: list[tuple[Array, Any]] = field(default_factory=list, init=False, repr=False)
     _places: list[tuple[NDArray[np.integer], NDArray[np.integer], Ints]] = field(
         default_factory=list, init=False, repr=False
     )
 
-    #: What files keep of it.
-    kept: ClassVar[tuple[str, ...]] = _KEPT
     #: What natural steps it goes with, for errors.
     goes_with = "with fill-in goes with natural steps from Hessians"
-
-    @classmethod
-    def of(cls, pattern: Pattern) -> Self:
-        """Return the structure of a pattern, in the best order that is found."""
-        return cls(fronts_of(pattern))
 
     @classmethod
     def of_blocks(cls, blocks: Partition) -> Self:
         """Return the structure of blocks beside a border that all of them touch, which comes last."""
         labels, part = np.unique(blocks.labels, return_inverse=True)
-        return cls(Fronts(blocks.pattern, Supernodes(part.astype(np.int64), (labels >= 0).astype(np.int64))))
+        return cls(blocks.pattern, Supernodes(part.astype(np.int64), (labels >= 0).astype(np.int64)))
 
     @classmethod
     def from_arrays(cls, rows: Ints, cols: Ints, part: Ints, depth: Ints) -> Self:
@@ -120,62 +112,30 @@ class SparseStructure(Structure):
             raise ValueError("the pattern of the precision is none: it should have the whole diagonal")
         if not np.array_equal(np.unique(part), np.arange(len(depth))) or depth.min(initial=0) < 0:
             raise ValueError("the order of elimination is none")
-        return cls(Fronts(Pattern(rows, cols, n_dim), Supernodes(part, depth)))
-
-    @property
-    def pattern(self) -> Pattern:
-        """Where the precision can differ from 0 before anything is filled in."""
-        return self.fronts.pattern
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-        return self.fronts.n_dim
+        return cls(Pattern(rows, cols, n_dim), Supernodes(part, depth))
 
     rows = property(lambda self: self.pattern.rows)
     cols = property(lambda self: self.pattern.cols)
-    part = property(lambda self: self.fronts.parts.part)
-    depth = property(lambda self: self.fronts.parts.depth)
-
-    @functools.cached_property
-    def is_closed(self) -> bool:
-        """Whether factors are closed under products and inverses."""
-        return self.fronts.is_closed
+    part = property(lambda self: self.parts.part)
+    depth = property(lambda self: self.parts.depth)
 
     # --- form ---
 
     def n_lower(self, n_dim: int) -> int:
         """Return the number of entries of a factor."""
-        return self.fronts.n_entries
+        return self.n_entries
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak: panels of steps, and fronts."""
-        fronts = self.fronts
-        return _PER_PANEL * fronts.n_panels + _PER_FRONT * fronts.n_fronts + PER_COORDINATE * n_dim
+        return _PER_PANEL * self.n_panels + _PER_FRONT * self.n_fronts + PER_COORDINATE * n_dim
 
-    def on_diagonal(self, matrix: Array) -> Indices:
+    def shape(self, n_dim: int) -> tuple[int, ...]:
+        """Return the shape of the array."""
+        return (self.n_panels,)
+
+    def on_diagonal(self, n_dim: int) -> Indices:
         """Return where panels have the diagonal."""
-        return self.fronts.diagonal
-
-    @property
-    def columns(self) -> Any:
-        """Of each entry of the panels: the coordinate of its column."""
-        return self.fronts.columns
-
-    def from_diagonal(self, entries: Array) -> Array:
-        """Return a diagonal matrix."""
-        panels = np.zeros(self.fronts.n_panels)
-        panels[self.fronts.diagonal] = entries
-        return panels
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return what files keep of the structure beside its matrices."""
-        return {f"precision_{name}": getattr(self, name) for name in self.kept}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
-        """Return the structure of these arrays; raise ValueError as `from_arrays` does."""
-        return cls.from_arrays(**{name: arrays[f"precision_{name}"] for name in cls.kept})
+        return self.diagonal
 
     # --- factors and vectors ---
 
@@ -191,7 +151,7 @@ class SparseStructure(Structure):
         return factor
 
     def _cholesky(self, numbers: Array) -> Any:
-        return SparseCholesky(self.fronts, numbers)
+        return SparseCholesky(self, numbers)
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times each vector."""
@@ -205,41 +165,17 @@ class SparseStructure(Structure):
         rows = vectors.reshape(-1, self.n_dim)
         return np.ascontiguousarray(operation(rows.T, transposed=transposed).T).reshape(vectors.shape)
 
-    def sd(self, factor: Array, sign: int) -> Array:
-        """Return the standard deviations."""
-        every = np.arange(self.n_dim)
-        variances: Array = self.cholesky_of(factor).covariances(every, every, self.fronts.diagonal)
-        return np.sqrt(variances)
-
-    def covariances(self, factor: Array, sign: int, rows: Indices, cols: Indices) -> Array:
-        """Return entries of the covariance, (n,); those that the sparse factor has not take a solution each."""
-        at, cholesky = self.places(rows, cols), self.cholesky_of(factor)
-        result: Array = cholesky.covariances(rows, cols, at)
-        apart = np.flatnonzero(at < 0)
-        for some in np.array_split(apart, -(-len(apart) // _AT_A_TIME) or 1):
-            first, of_first = np.unique(rows[some], return_inverse=True)
-            unit = np.zeros((self.n_dim, len(first)))
-            unit[first, np.arange(len(first))] = 1.0
-            result[some] = cholesky.solve(cholesky.solve(unit), transposed=True)[cols[some], of_first]
-        return result
-
     # --- curvatures ---
-
-    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
-        """Return minus a mean Hessian, whitened."""
-        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
-            whitened: Array = self.cholesky_of(factor).whitened(self.precision(hessian))
-        return whitened
 
     def scaled(self, factor: Array, curvature: Array) -> Array | None:
         """Return the factor of the matrix of a whitened one; None where that is not positive definite."""
-        terms = self.cholesky_of(factor).matrix[self.fronts.diagonal]
-        new = SparseCholesky.of(self.fronts, self.cholesky_of(factor).unwhitened(curvature), terms)
+        terms = self.cholesky_of(factor).matrix[self.diagonal]
+        new = SparseCholesky.of(self, self.cholesky_of(factor).unwhitened(curvature), terms)
         return None if new is None else self.remember(new.panels, new).panels
 
     def _lower_of(self, curvature: Array) -> Array:
         """Return the lower triangle of a curvature."""
-        lower, at = curvature / _ROOT_2, self.fronts.diagonal
+        lower, at = curvature / _ROOT_2, self.diagonal
         lower[at] = curvature[at]
         return lower
 
@@ -248,7 +184,7 @@ class SparseStructure(Structure):
         at = self.places(pattern.rows, pattern.cols)
         if (at < 0).any():
             raise ValueError("The Hessian has an entry that the structure of the precision leaves out.")
-        panels = np.zeros(self.fronts.n_panels)
+        panels = np.zeros(self.n_panels)
         panels[at] = values
         return panels
 
@@ -257,7 +193,7 @@ class SparseStructure(Structure):
         for known_rows, known_cols, at in self._places:
             if known_rows is rows and known_cols is cols:
                 return at
-        at = self.fronts.places(rows, cols)
+        at = super().places(rows, cols)
         self._places[:] = [(rows, cols, at), *self._places][:_N_LISTS]
         return at
 
@@ -275,10 +211,10 @@ class SparseStructure(Structure):
         if not self.is_closed:
             self.refuse()
         result = []
-        for k, m, n, panel, start, first in self.fronts.layout.table[::-1, :6].tolist():
-            order, beside = self.fronts.order, self.fronts.symbolic.beside[first : first + m]
+        for k, m, n, panel, start, first in self.layout.table[::-1, :6].tolist():
+            order, beside = self.order, self.symbolic.beside[first : first + m]
             last = order[beside]
-            among = self.fronts.places(np.repeat(last, m), np.tile(last, m)).reshape(m, m)
+            among = self.places(np.repeat(last, m), np.tile(last, m)).reshape(m, m)
             entries = slice(panel, panel + n * k * (k + m))
             result.append(_Row(entries, (n, k, k + m), order[start : start + n * k], last, among))
         return result
@@ -295,8 +231,8 @@ class SparseStructure(Structure):
 
     def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
         """Return the factor L with A = L L^T; None where A is not positive definite, in any direction."""
-        at, terms = self.fronts.diagonal, linalg.relative_terms(curvature[self.fronts.diagonal])
-        factor = SparseCholesky.of(self.fronts, self._lower_of(curvature), terms)
+        at, terms = self.diagonal, linalg.relative_terms(curvature[self.diagonal])
+        factor = SparseCholesky.of(self, self._lower_of(curvature), terms)
         if factor is None:
             return None
         is_clear = (factor.panels[at] ** 2 > _CLEAR * linalg.ROUNDING * terms).all()
@@ -320,12 +256,12 @@ class SparseStructure(Structure):
     def half(self, curvature: Array) -> Array:
         """Return the lower triangle with a halved diagonal."""
         lower = self._lower_of(curvature)
-        lower[self.fronts.diagonal] *= 0.5
+        lower[self.diagonal] *= 0.5
         return lower
 
     def outer(self, left: Array, right: Array) -> Array:
         """Return the lower triangle of the mean of left_b right_b^T."""
-        result, scaled = np.empty(self.fronts.n_panels), right / len(right)
+        result, scaled = np.empty(self.n_panels), right / len(right)
         for row in self._rows_of_fronts:
             n, k, _ = row.shape
             of_own = scaled[:, row.own].T.reshape(n, k, -1)
@@ -334,13 +270,9 @@ class SparseStructure(Structure):
             result[row.entries] = np.concatenate([within, below], axis=2).ravel()
         return result
 
-    def lower(self, outer: Array) -> Array:
-        """Return the entries of a factor."""
-        return outer
-
     def mirrored(self, outer: Array) -> Array:
         """Return the curvature that has these in its lower triangle."""
-        curvature, at = outer * _ROOT_2, self.fronts.diagonal
+        curvature, at = outer * _ROOT_2, self.diagonal
         curvature[at] = outer[at]
         return curvature
 
@@ -350,7 +282,7 @@ class SparseStructure(Structure):
 
     dense = left_quotient = right_quotient = gram = refuse
 
-    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> None:
+    def cholesky_of_function(self, curvature: Array, *, function: Callable[[Array], Array]) -> None:
         """Return None: the pattern is not closed under it."""
 
 
@@ -633,7 +565,6 @@ class SummedStructure(SparseStructure):
 
     sums: Sums
 
-    kept = (*_KEPT, "weights", "pins")
     goes_with = "with sums goes with natural steps by exact expectations"
     is_closed = False
 
@@ -641,17 +572,17 @@ class SummedStructure(SparseStructure):
     def of_sums(cls, summed: SummedPattern) -> Self:
         """Return the structure of a pattern with sums, in the best order that is found."""
         inner = SparseStructure.of(summed.among)
-        place, last = inner.fronts.symbolic.place, inner.fronts.globals_
-        return cls(inner.fronts, Sums.of(summed.weights, last[np.argsort(place[last])]))
+        place, last = inner.symbolic.place, inner.globals_
+        return cls(inner.pattern, inner.parts, Sums.of(summed.weights, last[np.argsort(place[last])]))
 
     @classmethod
     def from_arrays(cls, weights: Array, pins: Ints, **of_sparse: Ints) -> Self:  # type: ignore[override]
         """Return the structure of a pattern, an order and sums; raise ValueError where they make none."""
-        fronts = SparseStructure.from_arrays(**of_sparse).fronts
+        inner = SparseStructure.from_arrays(**of_sparse)
         weights, pins = np.asarray(weights, dtype=np.float64), np.asarray(pins, dtype=np.int64)
-        if weights.ndim != 2 or weights.shape[1] != fronts.n_dim or not ((pins >= 0) & (pins < fronts.n_dim)).all():
+        if weights.ndim != 2 or weights.shape[1] != inner.n_dim or not ((pins >= 0) & (pins < inner.n_dim)).all():
             raise ValueError("the sums of the precision are none")
-        return cls(fronts, Sums(weights, pins))
+        return cls(inner.pattern, inner.parts, Sums(weights, pins))
 
     weights = property(lambda self: self.sums.weights)
     pins = property(lambda self: self.sums.pins)
@@ -671,22 +602,22 @@ class SummedStructure(SparseStructure):
         """Return the memory that a fit takes beyond the model's own, at its peak."""
         return super().memory_bytes(n_dim) + PER_COORDINATE * (self.n_sums + len(self.pins)) * n_dim
 
-    def from_diagonal(self, entries: Array) -> Array:
-        """Return a diagonal factor."""
-        return np.concatenate([super().from_diagonal(entries), np.zeros(self.n_sums * self.n_dim + len(self.pins))])
+    def shape(self, n_dim: int) -> tuple[int, ...]:
+        """Return the shape of the array."""
+        return (self.n_panels + self.n_sums * self.n_dim + len(self.pins),)
 
     # --- factors ---
 
     def _cholesky(self, numbers: Array) -> SummedCholesky:
-        n = self.fronts.n_panels
+        n = self.n_panels
         first, second = n, n + self.n_sums * self.n_dim
         slopes = numbers[first:second].reshape(self.n_dim, self.n_sums)
-        return SummedCholesky(SparseCholesky(self.fronts, numbers[:first]), slopes, numbers[second:], self.sums)
+        return SummedCholesky(SparseCholesky(self, numbers[:first]), slopes, numbers[second:], self.sums)
 
     def scaled(self, factor: Array, curvature: Array) -> Array | None:
         """Return the factor of the matrix of a whitened one; None where that is not positive definite."""
-        terms = self.cholesky_of(factor).pinned.matrix[self.fronts.diagonal]
-        new = SummedCholesky.of(self.fronts, self.sums, self.cholesky_of(factor).unwhitened(curvature), terms)
+        terms = self.cholesky_of(factor).pinned.matrix[self.diagonal]
+        new = SummedCholesky.of(self, self.sums, self.cholesky_of(factor).unwhitened(curvature), terms)
         if new is None:
             return None
         numbers = np.concatenate([new.pinned.panels, new.slopes.ravel(), new.strength])
@@ -703,8 +634,6 @@ class SummedStructure(SparseStructure):
         values = -hessian.summed_values()
         inner = found.pattern.rows < self.n_dim
         return Summed(self.panels_of(found.among, values[inner]), self.sums.slopes(found.pattern, values))
-
-    on_diagonal = columns = SparseStructure.refuse
 
 
 # --- precisions of one sparse pattern, many at once, and their Cholesky factors ---
@@ -724,7 +653,7 @@ class Precisions:
         d = self.n_dim = among.n_dim
         is_dense = among.n_entries > _DENSE * d * (d + 1) / 2
         one = Supernodes(np.zeros(d, dtype=np.int64), np.zeros(1, dtype=np.int64))
-        self.fronts = Fronts(among, one) if is_dense else fronts_of(among)
+        self.fronts = Fronts(among, one) if is_dense else Fronts.of(among)
         self.sums = None if weights is None else Sums.of(weights, self.fronts.globals_)
         self.inner = pattern.rows < d
         self.places = self.fronts.places(among.rows, among.cols)
@@ -840,6 +769,30 @@ class SparseState(Gaussian[SparseStructure]):
     def _cholesky(self) -> Any:
         """The factor of the precision."""
         return self.structure.cholesky_of(self.factor)
+
+    def sd(self) -> Array:
+        """Return the standard deviations."""
+        every = np.arange(self.n_dim)
+        variances: Array = self._cholesky.covariances(every, every, self.structure.diagonal)
+        return np.sqrt(variances)
+
+    def covariances(self, rows: Indices, cols: Indices) -> Array:
+        """Return entries of the covariance, (n,); those that the sparse factor has not take a solution each."""
+        at, cholesky = self.structure.places(rows, cols), self._cholesky
+        result: Array = cholesky.covariances(rows, cols, at)
+        apart = np.flatnonzero(at < 0)
+        for some in np.array_split(apart, -(-len(apart) // _AT_A_TIME) or 1):
+            first, of_first = np.unique(rows[some], return_inverse=True)
+            unit = np.zeros((self.n_dim, len(first)))
+            unit[first, np.arange(len(first))] = 1.0
+            result[some] = cholesky.solve(cholesky.solve(unit), transposed=True)[cols[some], of_first]
+        return result
+
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return minus a mean Hessian, whitened."""
+        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
+            whitened: Array = self._cholesky.whitened(self.structure.precision(hessian))
+        return whitened
 
     def precision_scaled_by(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of a whitened precision M, and C M^-1 C^T C^-T times the gradient.
@@ -1140,7 +1093,6 @@ def structure_of(form: Partition | SparseStructure) -> SparseStructure:
 def step_seconds(form: Partition | SparseStructure) -> float:
     """Return the seconds of the linear algebra of one step, with blocks beside a border, or with fronts."""
     if isinstance(form, SparseStructure):
-        fronts = form.fronts
         n_sums = form.n_sums if isinstance(form, SummedStructure) else 0
-        return prices.OF_STEP + prices.of_fronts(fronts.n_products, fronts.n_fronts, n_sums)
-    return prices.of_blocks(form.sizes, form.n_border)
+        return prices.OF_STEP + prices.of_fronts(form.n_products, form.n_fronts, n_sums)
+    return prices.of_blocks(form.sizes, len(form.border))

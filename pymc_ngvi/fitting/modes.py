@@ -26,7 +26,6 @@ from pymc_ngvi.core.status import Elbo, StartError
 from pymc_ngvi.core.types import (
     Array,
     Bools,
-    FittedState,
     GaussianState,
     Indices,
     MeanHessian,
@@ -617,7 +616,7 @@ def explored(
     search: ModeSearch,
     found: FoundModes,
     rule: Rule,
-    family: Maker[FittedState],
+    family: Maker[VariationalState],
     first: Ended,
     fit_from: Callable[[VariationalState], Ended | None],
 ) -> tuple[Ended, str, tuple[OtherMode, ...]]:
@@ -694,7 +693,7 @@ def _among(search: ModeSearch, ends: Sequence[Ended], other: VariationalState) -
 def _fitted(
     search: ModeSearch,
     rule: Rule,
-    family: Maker[FittedState],
+    family: Maker[VariationalState],
     mode: Mode,
     fit_from: Callable[[VariationalState], Ended | None],
 ) -> Ended | None:

@@ -537,7 +537,7 @@ def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: boo
             return DENSE, "the Hessian is dense"
         return INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory"
     # Columns of a Hessian that are computed one by one, where blocks share theirs; with fill-in, few.
-    n_columns = 0 if isinstance(form, SparseStructure) else form.n_border + int(max(form.sizes, default=0))
+    n_columns = 0 if isinstance(form, SparseStructure) else len(form.border) + int(max(form.sizes, default=0))
     of_dense = prices.of_dense(n_dim) + prices.PER_COLUMN * n_dim if n_dim >= _LESS else 0.0
     costs_less = step_seconds(form) + prices.PER_COLUMN * n_columns < of_dense or not dense_fits
     if costs_less and fits_in_memory(structure_of(form).memory_bytes(n_dim)):
@@ -557,11 +557,11 @@ def form_of(density: ModelDensity, *, fill: bool, sums: bool) -> Partition | Spa
 def in_short(structure: Partition | SparseStructure) -> str:
     """Return how many coordinates are global and how many blocks there are, or how large a factor with fill-in is."""
     if isinstance(structure, SparseStructure):
-        n, rows = structure.fronts.n_entries, structure.n_dim
+        n, rows = structure.n_entries, structure.n_dim
         words = f"a precision whose Cholesky factor has {n:,} entries, {n / rows:,.0f} in a row"
         n_sums = structure.n_sums if isinstance(structure, SummedStructure) else 0
         return words + (f", beside {n_sums} sum{'s'[: n_sums != 1]} over many coordinates" if n_sums else "")
-    n, sizes = structure.n_border, structure.sizes
+    n, sizes = len(structure.border), structure.sizes
     if not len(sizes):
         return f"all {n:,} coordinates are global"
     least, most = int(sizes[0]), int(sizes[-1])

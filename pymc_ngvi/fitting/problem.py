@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from pymc_ngvi.core.linalg import check_memory
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.status import StartError
-from pymc_ngvi.core.types import Array, FittedState, GaussianState, Indices, Rule, Target, VariationalState
+from pymc_ngvi.core.types import Array, GaussianState, Indices, Rule, Target, VariationalState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.by_rows import NO_ROWS
 from pymc_ngvi.density.info import initial_point_function, not_finite_data
@@ -169,7 +169,7 @@ def large_scales(density: ModelDensity, point: Array, start: Mapping[str, ArrayL
 
 def choose_start(
     rule: Rule,
-    family: Maker[FittedState],
+    family: Maker[VariationalState],
     point: Array,
     scales: Sequence[Array],
     density: ModelDensity,
@@ -321,7 +321,7 @@ class Problem:
     #: What is fitted: ``density`` itself, or its reparametrisation.
     target: Target
     #: Makes states of location and scale.
-    family: Family[FittedState]
+    family: Family[VariationalState]
 
     @property
     def transform(self) -> Conditional | None:
@@ -444,6 +444,8 @@ class Form:
         return None if form is None else structure_of(form)
 
 
-def make_family(options: FitOptions, density: ModelDensity, structure: Partition | None = None) -> Family[FittedState]:
+def make_family(
+    options: FitOptions, density: ModelDensity, structure: Partition | None = None
+) -> Family[VariationalState]:
     """Return what makes a state of location and scale."""
     return FAMILIES[options.choice.family].of(Form(density, structure), options)

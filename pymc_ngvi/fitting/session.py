@@ -7,7 +7,7 @@ import time
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +21,8 @@ from pymc_ngvi.core.messages import Failed, OtherForm, RowsGivenUp, logger
 from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.sizes import MAX_COV_DIM
 from pymc_ngvi.core.status import Elbo, StartError, Status
-from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, FittedState, Indices, MatrixHessian, Rule, Target, VariationalState
+from pymc_ngvi.core.stored import entry_of, stored
+from pymc_ngvi.core.types import Array, Indices, MatrixHessian, Rule, Target, VariationalState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.info import constant_data
 from pymc_ngvi.density.new_priors import flat_coordinates, has_proper_priors
@@ -297,11 +297,8 @@ class Earlier:
         """Whether q is a state of the new family as it is: one of the same class, form and coordinates."""
         if type(template) is not type(self.q) or not np.array_equal(self.ours, self.theirs):
             return False
-        new, old = map(methodcaller("arrays"), (template, self.q))
-        params = template.params()  # the others are of the form
-        return new.keys() == old.keys() and all(
-            a.shape == old[name].shape and (name in params or np.array_equal(a, old[name])) for name, a in new.items()
-        )
+        new, old = map(_form_of, (template, self.q))
+        return new.keys() == old.keys() and all(np.array_equal(value, old[name]) for name, value in new.items())
 
     def _precision(self, scale: Array, ours: Indices, theirs: Indices) -> Array | None:
         """Return the precision of all coordinates, of which the others are independent; None where it is too large."""
@@ -317,7 +314,15 @@ class Earlier:
         return half.T @ half  # families keep some of its entries
 
 
-def _with_precision(state: FittedState, precision: Array) -> FittedState:
+def _form_of(q: Any) -> dict[str, Any]:
+    """Return what states of one form have in common: shapes of parameters, and what makes the structure."""
+    gaussian = q.components[0] if isinstance(q, MixtureState) else getattr(q, "gaussian", q)
+    entry = entry_of(type(gaussian.structure))
+    structure = {} if entry is None else entry.fields(gaussian.structure)
+    return {"class": type(gaussian), **{name: a.shape for name, a in q.params().items()}, **structure}
+
+
+def _with_precision(state: VariationalState, precision: Array) -> VariationalState:
     """Return the state with a precision, or what its family holds of that; the state itself where that is no state."""
     if isinstance(state, MixtureState):
         return MixtureState.of([_gaussian_with(state.components[0], precision)])

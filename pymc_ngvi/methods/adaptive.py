@@ -28,11 +28,13 @@ from pymc_ngvi.core.types import (
     VariationalState,
 )
 from pymc_ngvi.families.gaussian import AnyGaussian
-from pymc_ngvi.methods.estimators import Estimator, Moments, Update, in_full_metric
+from pymc_ngvi.methods.estimators import Moments, Update, in_full_metric
 from pymc_ngvi.methods.schedule import (
     MAX_CURVATURE_ERROR,
     NEAR_NATS,
+    PER_DIM,
     ROUNDING,
+    TOL,
     Belief,
     Failure,
     Schedule,
@@ -104,22 +106,12 @@ _LEAST_OWN = 0.12
 _STRIDES, _MOST_STRIDES = (1.0, 0.5), 10
 #: Natural steps of the others after each, at most, and the gap per dimension below which they are fitted.
 _MOST_STEPS, _FITTED = 3, 0.02
-#: Nats, and standard errors, by which the ELBO must rise.
-_LEAST_GAIN, _N_SE_OF_GAIN = 0.05, 2.0
+#: Standard errors by which the ELBO must rise, and the nats of a tolerance.
+_N_SE_OF_GAIN = 2.0
 #: Elements of one variable that are moved one by one; more are moved together.
 _FEW = 3
 #: Elements beyond which a variable is not looked at: scales of single observations, not of effects.
 _MANY = 200
-
-
-class Tools(NamedTuple):
-    """What a fit moves with: its target, update and estimator, and draws to move on and to judge by."""
-
-    target: Density
-    update: Update
-    estimator: Estimator
-    base: BaseDraws
-    fresh: BaseDraws
 
 
 def lost_scales(target: Density, q: AnyGaussian) -> list[Indices]:
@@ -145,66 +137,13 @@ def lost_scales(target: Density, q: AnyGaussian) -> list[Indices]:
     return groups
 
 
-def recovered(tools: Tools, q: AnyGaussian) -> AnyGaussian | None:
-    """Return a state of higher ELBO in which scales were moved; None where there is none."""
-    groups = lost_scales(tools.target, q)
-    if not groups:
-        return None
-    start, best = q, tools.estimator.evaluate(tools.target, q, tools.fresh)
-    for index in groups:
-        for stride in (s * sign for s in _STRIDES for sign in (1.0, -1.0)):
-            moved, evaluation = _climb(tools, q, best, index, stride)
-            if moved is not q:
-                q, best = moved, evaluation
-                break
-    return None if q is start else q
-
-
-def _climb(
-    tools: Tools, q: AnyGaussian, best: Evaluation, index: Indices, stride: float
-) -> tuple[AnyGaussian, Evaluation]:
-    """Move some scales by strides for as long as the ELBO rises on draws that the others were not fitted to."""
-    origin, sd = q.mean()[index], q.sd()[index]
-    trial = q
-    for k in range(_MOST_STRIDES):
-        trial = _fitted(tools, Conditioned(tools.target, index, origin + (k + 1) * stride, sd), trial)
-        evaluation = tools.estimator.evaluate(tools.target, trial, tools.fresh)
-        if not _is_better(evaluation, best):
-            break
-        q, best = trial, evaluation
-    return q, best
-
-
 def _is_better(new: Evaluation, old: Evaluation) -> bool:
     if not (new.finite.all() and old.finite.all()):
         return bool(np.isfinite(new.elbo) and new.finite.sum() > old.finite.sum())
     gain = new.elbo - old.elbo
     difference = new.logp - old.logp
     se = float(np.std(difference, ddof=1)) / np.sqrt(len(difference))
-    return bool(gain > max(_LEAST_GAIN, _N_SE_OF_GAIN * se))
-
-
-def _fitted(tools: Tools, given: Conditioned, q: AnyGaussian) -> AnyGaussian:
-    """Return the state after a few natural steps given some coordinates."""
-    evaluation = tools.estimator.evaluate(given, q, tools.base)
-    for _ in range(_MOST_STEPS):
-        if not evaluation.finite.any():
-            break
-        moments = tools.estimator.moments(given, q, tools.base, evaluation)
-        found = search(
-            functools.partial(_stepped, tools.update, q, moments),
-            lambda state: tools.estimator.evaluate(given, state, tools.base),
-            functools.partial(is_not_below, evaluation, slack=ROUNDING * abs(evaluation.elbo)),
-            elbo=evaluation.elbo,
-            slope=2.0 * moments.gap,
-            first=1.0,
-        )
-        if isinstance(found, Failure):
-            break
-        q, evaluation = found.q, found.evaluation
-        if found.size == 1.0 and moments.gap < _FITTED * q.n_dim:
-            break
-    return q
+    return bool(gain > max(TOL, _N_SE_OF_GAIN * se))
 
 
 def _stepped(update: Update, q: AnyGaussian, moments: Moments, rho: float) -> AnyGaussian | None:
@@ -390,8 +329,8 @@ class AdaptiveState(ScheduleState):
     n_recoveries: int = 0
 
 
-#: Whitened errors, and nats, below which the fit counts as near the optimum.
-NEAR_ERROR, NEAR_NATS_PER_DIM = 0.6, 0.01
+#: Whitened errors below which the fit counts as near the optimum.
+NEAR_ERROR = 0.6
 #: Nats, beyond one for each dimension, below which secants serve where the metric is not exact.
 _TAME_NATS = 10.0
 
@@ -404,7 +343,7 @@ def is_near(q: AnyGaussian, moments: Moments, gap: float) -> bool:
 
 def near(q: AnyGaussian) -> float:
     """Return the nats below which a state counts as near the optimum."""
-    return max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim))
+    return max(NEAR_NATS, PER_DIM * float(q.n_dim))
 
 
 #: Whitened error of a mean that a converged fit may have.
@@ -477,15 +416,59 @@ class Adaptive(Schedule[AdaptiveState, AnyGaussian, Evaluation], StepRule[AnyGau
         """Return a state in which a fit that gave up may try again."""
         return replace(super().reopen(state), growth=Growth(first=state.q.sd()))
 
+    # --- lost scales ----------------------------------------------------------------------------------------------
+
     def _with_scales(self, state: AdaptiveState) -> AdaptiveState:
-        """Look for lost scales elsewhere; return the state as it is where none are."""
-        bases = [self.base_draws(_RECOVERY_LEVEL + 2 * state.level + k, n) for k, n in enumerate(N_RECOVERY)]
-        q = recovered(Tools(self._target, self._update, self._estimator, *bases), state.q)
-        if q is None:
+        """Look for lost scales elsewhere, by draws to move on and others to judge by."""
+        base, fresh = (self.base_draws(_RECOVERY_LEVEL + 2 * state.level + k, n) for k, n in enumerate(N_RECOVERY))
+        q, best = state.q, None
+        for index in lost_scales(self._target, state.q):
+            best = best or self._estimator.evaluate(self._target, state.q, fresh)
+            for stride in (s * sign for s in _STRIDES for sign in (1.0, -1.0)):
+                moved, evaluation = self._climb(base, fresh, q, best, index, stride)
+                if moved is not q:
+                    q, best = moved, evaluation
+                    break
+        if q is state.q:
             return replace(state, n_recoveries=state.n_recoveries - 1 if state.level <= 1 else 0)
-        moved = AdaptiveState(q, state.level, state.base, state.evaluation, state.moments, n_dropped=state.n_dropped)
-        moved = replace(moved, growth=state.growth, n_recoveries=state.n_recoveries - 1)
-        return self._redraw(moved, self._n_draws)
+        anew = AdaptiveState(q, state.level, state.base, state.evaluation, state.moments, n_dropped=state.n_dropped)
+        anew = replace(anew, growth=state.growth, n_recoveries=state.n_recoveries - 1)
+        return self._redraw(anew, self._n_draws)
+
+    def _climb(
+        self, base: BaseDraws, fresh: BaseDraws, q: AnyGaussian, best: Evaluation, index: Indices, stride: float
+    ) -> tuple[AnyGaussian, Evaluation]:
+        """Move some scales by strides for as long as the ELBO rises on draws that the others were not fitted to."""
+        origin, sd, trial = q.mean()[index], q.sd()[index], q
+        for k in range(_MOST_STRIDES):
+            trial = self._fitted(Conditioned(self._target, index, origin + (k + 1) * stride, sd), base, trial)
+            evaluation = self._estimator.evaluate(self._target, trial, fresh)
+            if not _is_better(evaluation, best):
+                break
+            q, best = trial, evaluation
+        return q, best
+
+    def _fitted(self, given: Conditioned, base: BaseDraws, q: AnyGaussian) -> AnyGaussian:
+        """Return the state after a few natural steps given some coordinates."""
+        evaluation = self._estimator.evaluate(given, q, base)
+        for _ in range(_MOST_STEPS):
+            if not evaluation.finite.any():
+                break
+            moments = self._estimator.moments(given, q, base, evaluation)
+            found = search(
+                functools.partial(_stepped, self._update, q, moments),
+                lambda state: self._estimator.evaluate(given, state, base),
+                functools.partial(is_not_below, evaluation, slack=ROUNDING * abs(evaluation.elbo)),
+                elbo=evaluation.elbo,
+                slope=2.0 * moments.gap,
+                first=1.0,
+            )
+            if isinstance(found, Failure):
+                break
+            q, evaluation = found.q, found.evaluation
+            if found.size == 1.0 and moments.gap < _FITTED * q.n_dim:
+                break
+        return q
 
     # --- how a Gaussian is measured -------------------------------------------------------------------------------
 

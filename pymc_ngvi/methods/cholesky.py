@@ -12,24 +12,22 @@ References
 import abc
 
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import N_REPLICATES
-from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Outer
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import Direction, Moments, Parameters
+from pymc_ngvi.methods.schedule import longest_step
 from pymc_ngvi.methods.stochastic import (
     FIRST_LENGTH,
     MOMENTUM,
     WINDOW,
-    Advance,
     Stochastic,
     StochasticState,
-    longest_step,
 )
 
 # --- directions in the coordinates of mean and factor, and steps along them ---
@@ -58,7 +56,7 @@ def inverse_transpose_times(q: AnyGaussian, error: Array | Outer) -> Array:
     if not isinstance(error, Outer):
         return np.asarray(q.structure.lower_solve(q.factor, error))
     solved = q.structure.solve(q.factor, error.left, transposed=True)
-    lower = q.structure.lower(q.structure.outer(solved, error.right))
+    lower = q.structure.outer(solved, error.right)
     return q.plus_diagonal(lower, error.diagonal / q.curvature_diagonal(q.factor))
 
 
@@ -195,21 +193,24 @@ class Coordinates[M](Stochastic[M]):
     default_window: ClassVar[int | None] = WINDOW
     default_path_draws: ClassVar[int | None] = N_REPLICATES
 
-    def _advance(self, state: StochasticState[M], moments: Moments) -> Advance[M] | None:
+    def _advance(self, state: StochasticState[M], moments: Moments) -> StochasticState[M] | None:
         if not moments.is_finite():
             return None
         return self._follow(state, cast(Direction, self._direction)(state.iterate, moments), moments)
 
     @abc.abstractmethod
-    def _follow(self, state: StochasticState[M], direction: Parameters, moments: Moments) -> Advance[M] | None:
+    def _follow(self, state: StochasticState[M], direction: Parameters, moments: Moments) -> StochasticState[M] | None:
         """Return where one step along (a memory of) a direction leads; None where no step is valid."""
 
     def _moved(
-        self, iterate: AnyGaussian, location_step: Array, factor_step: Array, *, step_size: float, memory: M
-    ) -> Advance[M] | None:
+        self, state: StochasticState[M], location_step: Array, factor_step: Array, *, step_size: float, memory: M
+    ) -> StochasticState[M] | None:
         """Move mean and factor; a diagonal entry of the factor may change its sign, but not be 0."""
-        found = longest_step(lambda part: plus(iterate, part * location_step, part * factor_step, signed=True))
-        return None if found is None else Advance(with_positive_diagonal(found[0]), found[0], step_size, memory)
+        found = longest_step(lambda part: plus(state.iterate, part * location_step, part * factor_step, signed=True))
+        if found is None:
+            return None
+        q = with_positive_diagonal(found[0])
+        return replace(state, q=q, iterate=found[0], step_size=step_size, memory=memory)
 
 
 # --- step rule `sgd`: stochastic gradient ascent in the coordinates of mean and Cholesky factor, for comparison ---
@@ -225,7 +226,9 @@ class SGD(Coordinates[float]):
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
 
-    def _follow(self, state: StochasticState[float], direction: Parameters, moments: Moments) -> Advance[float] | None:
+    def _follow(
+        self, state: StochasticState[float], direction: Parameters, moments: Moments
+    ) -> StochasticState[float] | None:
         iterate = state.iterate
         first = state.memory or self._step_size
         if not first:
@@ -236,7 +239,7 @@ class SGD(Coordinates[float]):
             longest = max(float(np.sqrt(np.vdot(part, part))) for part in direction)
             first = float(min(0.5 * stable, FIRST_LENGTH * sd.min() / max(longest, np.finfo(float).tiny)))
         rate = self._decayed(first, state.t - 1)
-        return self._moved(iterate, rate * direction.location, rate * direction.factor, step_size=rate, memory=first)
+        return self._moved(state, rate * direction.location, rate * direction.factor, step_size=rate, memory=first)
 
 
 # --- step rule `adam`: Adam [1]_ in the coordinates of mean and Cholesky factor ---
@@ -251,16 +254,10 @@ _RATE, _RATE_PRECISION = 0.001, 0.01
 _BETA_2, _EPSILON = 0.999, 1e-8
 
 
-@stored("adam.memory")
-class _Memory(NamedTuple):
-    """Exponential averages of the direction and of its square, for the mean and for the factor."""
-
-    first: Parameters
-    second: Parameters
-
-
-class Adam(Coordinates[_Memory]):
+class Adam(Coordinates[tuple[Parameters, Parameters]]):
     """Adam along the direction of the update; options as for `Stochastic`.
+
+    It remembers exponential averages of the direction and of its square.
 
     ``step_size`` is 0.001 by default, but 0.01 for a factor of the precision, with entries like 1 / standard deviation.
     """
@@ -268,10 +265,10 @@ class Adam(Coordinates[_Memory]):
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
 
     def _follow(
-        self, state: StochasticState[_Memory], direction: Parameters, moments: Moments
-    ) -> Advance[_Memory] | None:
+        self, state: StochasticState[tuple[Parameters, Parameters]], direction: Parameters, moments: Moments
+    ) -> StochasticState[tuple[Parameters, Parameters]] | None:
         first, second = state.memory or [Parameters(*map(np.zeros_like, direction))] * 2
-        memory = _Memory(
+        memory = (
             Parameters(*(MOMENTUM * m + (1.0 - MOMENTUM) * d for m, d in zip(first, direction, strict=True))),
             Parameters(*(_BETA_2 * m + (1.0 - _BETA_2) * d * d for m, d in zip(second, direction, strict=True))),
         )
@@ -280,7 +277,7 @@ class Adam(Coordinates[_Memory]):
         root = np.sqrt(1.0 - _BETA_2**state.t)
         scale = rate * root / (1.0 - MOMENTUM**state.t)
         steps = [scale * m / (np.sqrt(s) + root * _EPSILON) for m, s in zip(*memory, strict=True)]
-        return self._moved(state.iterate, *steps, step_size=rate, memory=memory)
+        return self._moved(state, *steps, step_size=rate, memory=memory)
 
 
 # --- step rule `snngm`: stochastic normalised natural gradient ascent with momentum [1]_ ---
@@ -311,7 +308,7 @@ class SNNGM(Coordinates[Parameters]):
 
     def _follow(
         self, state: StochasticState[Parameters], direction: Parameters, moments: Moments
-    ) -> Advance[Parameters] | None:
+    ) -> StochasticState[Parameters] | None:
         iterate = state.iterate
         norm = float(np.sqrt(sum(np.vdot(part, part) for part in direction)))
         norm = _riemannian_norm(iterate, moments) if iterate.factor_sign < 0 else norm
@@ -322,9 +319,7 @@ class SNNGM(Coordinates[Parameters]):
         momentum = Parameters(*(part * d + MOMENTUM * m for m, d in zip(before, direction, strict=True)))
         length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
         scale = length / (1.0 - MOMENTUM**state.t)
-        return self._moved(
-            iterate, scale * momentum.location, scale * momentum.factor, step_size=length, memory=momentum
-        )
+        return self._moved(state, scale * momentum.location, scale * momentum.factor, step_size=length, memory=momentum)
 
 
 def _riemannian_norm(state: AnyGaussian, moments: Moments) -> float:

@@ -35,7 +35,7 @@ from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.adaptive import Adaptive
 from pymc_ngvi.methods.estimators import Moments, Update, price
 from pymc_ngvi.methods.schedule import ROUNDING, Failure, is_not_below, search
-from pymc_ngvi.methods.stochastic import Advance, Stochastic, StochasticState
+from pymc_ngvi.methods.stochastic import Stochastic, StochasticState
 
 #: Nats, to second order, by which a step may move q without a look at where it leads.
 _SMALL = 1.0
@@ -83,26 +83,27 @@ class Decay(Stochastic[Steps]):
     def _rate(self, t: int) -> float:
         return 2.0 / (2.0 + t)
 
-    def _advance(self, state: StochasticState[Steps], moments: Moments) -> Advance[Steps] | None:
+    def _advance(self, state: StochasticState[Steps], moments: Moments) -> StochasticState[Steps] | None:
         n_steps = self._memory(state).n_steps  # valid ones: the first of them forgets the start
         size = self._rate(n_steps)
         if self._is_held(state):  # steps that had to be halved grow again
             size = min(size, 2.0 * state.step_size)
-        found = self._updated(state.iterate, moments, size)
-        if found is None:
-            return None
-        return self._averaged(state, *found)
+        found = self._updated(state, moments, size)
+        return None if found is None else self._averaged(state, found.iterate, found.step_size)
 
-    def _averaged(self, state: StochasticState[Steps], iterate: AnyGaussian, step_size: float) -> Advance[Steps] | None:
+    def _averaged(
+        self, state: StochasticState[Steps], iterate: AnyGaussian, step_size: float
+    ) -> StochasticState[Steps] | None:
         memory = self._memory(state)
         if self._is_held(state) and not state.levels.has_levelled:
-            return Advance(iterate, iterate, step_size, memory)
+            return replace(state, q=iterate, iterate=iterate, step_size=step_size, memory=memory)
         weight = self._rate(memory.n_steps)
         average = iterate if weight == 1.0 else moment_average(state.q, iterate, weight)
         if average is None:
             return None
         start = memory.start if memory.n_steps < _MAX_BEGUN else None
-        return Advance(average, iterate, step_size, Steps(memory.n_steps + 1, start))
+        memory = Steps(memory.n_steps + 1, start)
+        return replace(state, q=average, iterate=iterate, step_size=step_size, memory=memory)
 
     def terminate(self, state: StochasticState[Steps]) -> Status | None:
         """Return why to stop, or None to go on: once the ELBO has levelled off, steps that were held begin to fall."""
@@ -120,11 +121,11 @@ class Decay(Stochastic[Steps]):
     def _guarded(
         self,
         state: StochasticState[Steps],
-        advance: Advance[Steps],
+        advance: StochasticState[Steps],
         moments: Moments,
         base: BaseDraws,
         evaluation: Evaluation,
-    ) -> Advance[Steps] | None:
+    ) -> StochasticState[Steps] | None:
         if advance.step_size**2 * moments.gap < _SMALL:
             return advance
         of_noise = 0.0 if self._takes_gauss_newton else _SLACK * self._target.n_dim
@@ -137,7 +138,7 @@ class Decay(Stochastic[Steps]):
             pilot = pilot_fit(self._target, self._update, start, self._seed)
             if pilot is not None:
                 q, n_batches = pilot
-                return Advance(q, q, advance.step_size, Steps(n_batches))
+                return replace(advance, q=q, iterate=q, memory=Steps(n_batches))
         found = search(
             lambda rho: self._update(state.iterate, moments, rho, True),
             lambda q: self._estimator.evaluate(self._target, q, base),

@@ -1,11 +1,10 @@
-"""Estimators of the whitened gradient and curvature. One class and one row each."""
+"""Estimators of the whitened gradient and curvature. One function and one row each."""
 
-import abc
 import functools
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self, cast
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 
@@ -199,11 +198,17 @@ def gap_of(u: Array) -> tuple[float, float, float]:
     return gap, floor, float(np.sqrt(trace_square / (2.0 * n * (n - 1))))
 
 
-class Estimator(abc.ABC):
-    """Evaluates states, and estimates their moments: by default, by means over draws of all coordinates."""
+@dataclass(frozen=True)
+class Estimator:
+    """Evaluates states, and estimates their moments: by means over draws of all coordinates."""
 
+    #: Returns the whitened moments of a Gaussian from a target, the state, base draws, and the evaluation of the state
+    #: at these. Draws that are not finite are left out; the scatter between replicates gives the Monte Carlo errors.
+    #: With ``stl`` (sticking the landing, the path derivative) gradients are those of log p - log q, which have no
+    #: noise at q = p; of log p alone otherwise.
+    moments: Callable[..., Moments]
     #: Whether moments take second derivatives of log p.
-    uses_hessians: ClassVar[bool] = False
+    uses_hessians: bool = False
 
     def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
         """Evaluate log p and its gradient at the draws of a state."""
@@ -217,25 +222,6 @@ class Estimator(abc.ABC):
         logp, grad = target.logp_grad(np.concatenate(thetas))
         rows = [slice(k * base.n_draws, (k + 1) * base.n_draws) for k in range(len(thetas))]
         return [evaluation_of(q, theta, logp[at], grad[at]) for q, theta, at in zip(states, thetas, rows, strict=True)]
-
-    @abc.abstractmethod
-    def moments(
-        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-    ) -> Moments:
-        """Return the whitened moments of a Gaussian.
-
-        Parameters
-        ----------
-        target : Density
-        state : AnyGaussian
-        base : BaseDraws
-            The draws of ``evaluation``; the scatter between its replicates gives the Monte Carlo errors.
-        evaluation : Evaluation
-            Of ``state``; draws that are not finite are left out.
-        stl : bool, default True
-            Sticking the landing, the path derivative: gradients are those of log p - log q, which have no noise at
-            q = p. Of log p alone otherwise.
-        """
 
 
 def evaluation_of(state: VariationalState, theta: Array, logp: Array, grad: Array) -> Evaluation:
@@ -277,7 +263,8 @@ def from_gradients(
     return moments_at_draws(state, grads, curvatures)
 
 
-class Price(Estimator):
+@functools.partial(Estimator, uses_hessians=True)
+def price(target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True) -> Moments:
     r"""Price's estimator: exact Hessians of log p at the draws [1]_.
 
     E_q[grad log p] and E_q[hess log p] by their means over draws (the theorems of Bonnet and of Price turn them into
@@ -289,20 +276,11 @@ class Price(Estimator):
     .. [1] M. Opper and C. Archambeau (2009). The variational Gaussian approximation revisited. Neural Computation
        21(3). https://doi.org/10.1162/neco.2008.08-07-592
     """
-
-    uses_hessians = True
-
-    def moments(
-        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-    ) -> Moments:
-        """Estimate whitened gradient and curvature with the mean Hessian at the draws.
-
-        Antithetic draws make no difference between the two values of ``stl``, but where a draw was left out.
-        """
-        return by_replicate(functools.partial(mean_hessians, target), state, base, evaluation, stl=stl)
+    return by_replicate(functools.partial(mean_hessians, target), state, base, evaluation, stl=stl)
 
 
-class Stein(Estimator):
+@Estimator
+def stein(target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True) -> Moments:
     r"""Stein's estimator: the Hessian from gradients alone, symmetrised [1]_.
 
     By Stein's identity :math:`E_q[\nabla^2 \log p] = E_q[\Sigma^{-1} (\theta - \mu) \nabla \log p^T]`, whitened
@@ -314,19 +292,17 @@ class Stein(Estimator):
     .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Stein's lemma for the reparameterization trick with exponential
        family mixtures. https://doi.org/10.48550/arXiv.1910.13398
     """
-
-    def moments(
-        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-    ) -> Moments:
-        """Estimate whitened gradient and curvature from gradients alone."""
-        return from_gradients(_symmetric, state, base, evaluation, stl=stl)
+    return from_gradients(_symmetric, state, base, evaluation, stl=stl)
 
 
 def _symmetric(whitened: Array, z: Array) -> tuple[Array, Array]:
     return np.concatenate([whitened, z]), np.concatenate([z, whitened])
 
 
-class Pathwise(Estimator):
+@Estimator
+def pathwise(
+    target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+) -> Moments:
     r"""Reparametrisation through the Cholesky factor: what automatic differentiation of one draw gives [1]_ [2]_.
 
     The gradient in the factor is the *lower triangle* of :math:`E[w z^T]`, :math:`w = C^T \nabla(\log p - \log q)` (for
@@ -342,18 +318,16 @@ class Pathwise(Estimator):
        ICML. https://proceedings.mlr.press/v32/titsias14.html
     """
 
-    def moments(
-        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-    ) -> Moments:
-        """Estimate whitened gradient and curvature from gradients alone."""
+    def sides(w: Array, z: Array) -> tuple[Array, Array]:
+        return (w, z) if state.factor_sign > 0 else (z, w)
 
-        def sides(w: Array, z: Array) -> tuple[Array, Array]:
-            return (w, z) if state.factor_sign > 0 else (z, w)
-
-        return from_gradients(sides, state, base, evaluation, stl=stl)
+    return from_gradients(sides, state, base, evaluation, stl=stl)
 
 
-class GaussNewton(Estimator):
+@functools.partial(Estimator, uses_hessians=True)
+def gauss_newton(
+    target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+) -> Moments:
     r"""Gauss-Newton estimator: squares of per-observation gradients in place of the likelihood's Hessian [1]_.
 
     With the natural-parameter update this is variational online Gauss-Newton (VON, and VOGN for a diagonal):
@@ -367,23 +341,10 @@ class GaussNewton(Estimator):
     .. [1] M. E. Khan and D. Nielsen (2018). Fast yet simple natural-gradient descent for variational inference in
        complex models. ISITA. https://doi.org/10.23919/ISITA.2018.8664326
     """
-
-    uses_hessians = True
-
-    def moments(
-        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-    ) -> Moments:
-        """Estimate whitened gradient and curvature.
-
-        Raises
-        ------
-        ValueError
-            If the target is no `GaussNewtonTarget`.
-        """
-        if not isinstance(target, GaussNewtonTarget):
-            raise ValueError("gauss_newton takes the gradients of single observations: this target has none.")
-        matrix = target.gauss_newton
-        return by_replicate(lambda draws: [matrix(theta) for theta in draws], state, base, evaluation, stl=stl)
+    if not isinstance(target, GaussNewtonTarget):
+        raise ValueError("gauss_newton takes the gradients of single observations: this target has none.")
+    matrix = target.gauss_newton
+    return by_replicate(lambda draws: [matrix(theta) for theta in draws], state, base, evaluation, stl=stl)
 
 
 @dataclass(frozen=True)
@@ -399,6 +360,20 @@ class ExactEvaluation(Evaluation):
         return cls(none, np.empty(0), none, np.array([np.isfinite(elbo)]), elbo, expectation)
 
 
+def exact_moments(
+    target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+) -> Moments:
+    """Return whitened gradient and curvature of an expectation, without error."""
+    expectation = cast(ExactEvaluation, evaluation).expectation
+    grad: Array = state.whiten(expectation.grad[None])[0]
+    curvature = expectation.hessian.whitened(state)
+    error = state.flat(state.add_to_diagonal(curvature, -1.0))
+    gap = 0.5 * float(grad @ grad) + 0.25 * state.inner(error, error)
+    none = np.zeros(len(grad))
+    return Moments(grad, curvature, none, none, gap=gap, floor=0.0, floor_sd=0.0)
+
+
+@dataclass(frozen=True)
 class Quadrature(Estimator):
     r"""Exact expectations of rows, by quadrature in the space of their predictors.
 
@@ -412,7 +387,8 @@ class Quadrature(Estimator):
        21(3). https://doi.org/10.1162/neco.2008.08-07-592
     """
 
-    uses_hessians = True
+    moments: Callable[..., Moments] = exact_moments
+    uses_hessians: bool = True
 
     def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> ExactEvaluation:
         """Take the expectation of log p under a Gaussian; there are no base draws.
@@ -441,18 +417,6 @@ class Quadrature(Estimator):
         finite = bool(np.isfinite(expectation.value) and np.isfinite(expectation.grad).all())
         return ExactEvaluation.of(expectation, expectation.value + entropy if finite else -np.inf)
 
-    def moments(
-        self, target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-    ) -> Moments:
-        """Return whitened gradient and curvature, without error."""
-        expectation = cast(ExactEvaluation, evaluation).expectation
-        grad: Array = state.whiten(expectation.grad[None])[0]
-        curvature = expectation.hessian.whitened(state)
-        error = state.flat(state.add_to_diagonal(curvature, -1.0))
-        gap = 0.5 * float(grad @ grad) + 0.25 * state.inner(error, error)
-        none = np.zeros(len(grad))
-        return Moments(grad, curvature, none, none, gap=gap, floor=0.0, floor_sd=0.0)
-
 
 #: Draws that the curvature is averaged over, and dimensions beyond which it is left alone.
 _N_DRAWS, _MAX_DIM = 16, 2_000
@@ -479,7 +443,7 @@ def in_full_metric(target: Density, q: AnyGaussian, theta: Array, moments: Momen
     return replace(moments, gap=gap, floor=floor, floor_sd=floor_sd)
 
 
-price, stein, pathwise, gauss_newton, quadrature = Price(), Stein(), Pathwise(), GaussNewton(), Quadrature()
+quadrature = Quadrature()
 
 ESTIMATORS: dict[str, Estimator] = {
     "price": price,
@@ -492,11 +456,7 @@ ESTIMATORS: dict[str, Estimator] = {
 __all__ = [
     "ESTIMATORS",
     "Estimator",
-    "GaussNewton",
-    "Pathwise",
-    "Price",
     "Quadrature",
-    "Stein",
     "gauss_newton",
     "pathwise",
     "price",

@@ -29,7 +29,7 @@ from pymc_ngvi.core.draws import N_REPLICATES
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.methods.estimators import Moments
-from pymc_ngvi.methods.stochastic import FIRST_LENGTH, MOMENTUM, Advance, Stochastic, StochasticState
+from pymc_ngvi.methods.stochastic import FIRST_LENGTH, MOMENTUM, Stochastic, StochasticState
 
 #: Iterations after which the rate of the mean begins to fall, and the exponent.
 _LEVEL, _DECAY = 100, 0.7
@@ -78,7 +78,7 @@ class IVON(Stochastic[Memory]):
     default_step_decay: ClassVar[float] = _DECAY
     default_path_draws: ClassVar[int | None] = N_REPLICATES
 
-    def _advance(self, state: StochasticState[Memory], moments: Moments) -> Advance[Memory] | None:
+    def _advance(self, state: StochasticState[Memory], moments: Moments) -> StochasticState[Memory] | None:
         if not moments.is_finite():
             return None
         old = state.iterate
@@ -91,10 +91,10 @@ class IVON(Stochastic[Memory]):
         limited = Moments(
             none, old.add_to_diagonal(error, 1.0), unknown, unknown, gap=np.nan, floor=np.inf, floor_sd=np.inf
         )
-        found = self._updated(old, limited, of_precision)
+        found = self._updated(state, limited, of_precision)
         if found is None:
             return None
-        narrowed = found[0]  # the mean is left where it is
+        narrowed = found.iterate  # the mean is left where it is
         gradient, rate = old.dewhiten(moments.grad), self._rate(t)
         momentum = MOMENTUM * before.momentum + (1.0 - MOMENTUM) * gradient
         # In standard deviations, S^-1 m is the whitened momentum.
@@ -106,7 +106,8 @@ class IVON(Stochastic[Memory]):
         weight = _LATE / (_LATE + t)
         precision = (1.0 - weight) * state.q.sd() ** -2 + weight * iterate.sd() ** -2
         location = (1.0 - weight) * state.q.mean() + weight * iterate.mean()
-        return Advance(iterate.with_scale(location, precision**-0.5), iterate, rate, memory)
+        q = iterate.with_scale(location, precision**-0.5)
+        return replace(state, q=q, iterate=iterate, step_size=rate, memory=memory)
 
     def _decayed(self, first: float, t: int) -> float:
         return float(first / (1.0 + t / _LEVEL) ** self._step_decay)

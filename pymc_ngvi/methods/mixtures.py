@@ -44,14 +44,23 @@ from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.methods.estimators import Estimator, Moments, Nats, Update
-from pymc_ngvi.methods.schedule import FEW_DRAWS, MAX_LOST, Belief, Failure, Schedule, ScheduleState, Step, is_kinked
+from pymc_ngvi.methods.schedule import (
+    FEW_DRAWS,
+    MAX_LOST,
+    TOL,
+    Belief,
+    Failure,
+    Schedule,
+    ScheduleState,
+    Step,
+    is_kinked,
+    longest_step,
+)
 
 # --- whether a mixture was worth it: what it gains over the single Gaussian that it began from ---
 
 #: Standard errors that a gain has to exceed.
 _N_SE = 2.0
-#: Nats below which a gain, however certain, changes little that is computed from q.
-_LEAST_GAIN = 0.05
 
 
 def effective_components(weights: Array) -> float:
@@ -148,7 +157,7 @@ class Worth:
         )
 
     def _verdict(self) -> str:
-        if self.significant and self.gain >= _LEAST_GAIN:
+        if self.significant and self.gain >= TOL:
             return "worth it" if self.usable else "worth it for the bulk of the posterior, not for its tails"
         if self.khat is not None and self.usable and not self.usable_gaussian:
             return "worth it for importance weights alone"
@@ -559,8 +568,6 @@ def _rewards(q: MixtureState, evaluation: MixtureEvaluation, which: Indices) -> 
 # .. [2] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
 #    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
-#: Sizes of a step that leaves the trust region, one after the other; a component that needs less stays where it is.
-_HALVED = 0.5 ** np.arange(30)
 #: Least log weight of a component: far below it, nothing could raise it again.
 LEAST_LOG_WEIGHT = -69.0
 
@@ -576,19 +583,24 @@ def moved_within(
     # A component that lies where log p is not finite loses its weight.
     lowest = np.min(rewards, where=np.isfinite(rewards), initial=0.0) + LEAST_LOG_WEIGHT
     rewards, before = np.where(np.isfinite(rewards), rewards, lowest), q.log_weights
-    steps = (stepped_weights(before, rewards, size) for size in step_size * _HALVED)
-    log_weights = next((new for new in steps if float(np.exp(new) @ (new - before)) <= radius), before)
-    return MixtureState(log_weights, components)
+
+    def weights_within(part: float) -> Array | None:
+        new = stepped_weights(before, rewards, part * step_size)
+        return new if float(np.exp(new) @ (new - before)) <= radius else None
+
+    found = longest_step(weights_within)
+    return MixtureState(before if found is None else found[0], components)
 
 
 def _component_within(
     radius: float, update: Update, component: AnyGaussian, moments: Moments, rho: float
 ) -> AnyGaussian:
-    for size in rho * _HALVED:
-        new = update(component, moments, size, True)
-        if new is not None and new.divergence(component) <= radius:
-            return new
-    return component
+    def moved(part: float) -> AnyGaussian | None:
+        new = update(component, moments, part * rho, True)
+        return new if new is not None and new.divergence(component) <= radius else None
+
+    found = longest_step(moved)
+    return component if found is None else found[0]
 
 
 def stepped_weights(log_weights: Array, direction: Array, step_size: float) -> Array:

@@ -25,7 +25,7 @@ import numpy as np
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import Moments
-from pymc_ngvi.methods.stochastic import Advance, Stochastic, StochasticState
+from pymc_ngvi.methods.stochastic import Stochastic, StochasticState
 
 #: Relative precision below which a direction counts as lost, and the correction of [2]_ takes over there.
 _LOST = 0.1
@@ -106,9 +106,8 @@ def natural_pd[S: AnyGaussian](state: S, moments: Moments, step_size: float, cor
 class Constant(Stochastic[None]):
     """Apply the update with a constant step size, 0.1 by default; options as for `Stochastic`."""
 
-    def _advance(self, state: StochasticState[None], moments: Moments) -> Advance[None] | None:
-        found = self._updated(state.iterate, moments, self._rate(state.t - 1))
-        return None if found is None else Advance(found[0], *found)
+    def _advance(self, state: StochasticState[None], moments: Moments) -> StochasticState[None] | None:
+        return self._updated(state, moments, self._rate(state.t - 1))
 
 
 class Proximal(Constant):

@@ -44,9 +44,6 @@ __all__ = ["Conditional", "ReparametrisedDensity", "reparametrised"]
 
 # --- matrices of the blocks of local coordinates of many draws, as panels of one sparse factor ---
 
-#: Part of a diagonal entry that its pivot must exceed, or the matrix counts as singular.
-_LEAST_PIVOT = 1e-13
-
 
 class Blocks:
     """The local coordinates of a partition, and where panels have the entries of symmetric matrices of its blocks.
@@ -57,10 +54,10 @@ class Blocks:
 
     def __init__(self, structure: Partition) -> None:
         self.structure, self.border = structure, structure.border
-        self.coordinates, sizes = structure.order[: structure.n_local][::-1], structure.sizes[::-1]
+        self.coordinates, sizes = structure.order[: len(structure.locals_)][::-1], structure.sizes[::-1]
         self.width, self.starts = int(sizes.max()), np.cumsum(sizes) - sizes
         self.block_of = np.repeat(np.arange(len(sizes)), sizes)
-        self.fronts = SparseStructure.of_blocks(Partition(self.block_of)).fronts
+        self.fronts = SparseStructure.of_blocks(Partition(self.block_of))
         rows, cols = self.rows, self.cols = self.fronts.pattern.rows, self.fronts.pattern.cols
         self.places = self.fronts.places(rows, cols)
         #: Of each local coordinate, its number in its block; and a direction for each of these numbers.
@@ -109,7 +106,7 @@ def factors_of(blocks: Blocks, precisions: Array, *, raised: bool) -> tuple[Spar
     at = blocks.fronts.diagonal
     with np.errstate(all="ignore"):
         factor, _ = SparseCholesky.each(blocks.fronts, precisions)
-        pivots, least = factor.panels[:, at], _LEAST_PIVOT * np.abs(precisions[:, at])
+        pivots, least = factor.panels[:, at], linalg.ROUNDING * np.abs(precisions[:, at])
         definite = blocks.all_of((pivots > 0.0) & (pivots**2 > least) & (pivots < np.inf))
     if not raised or definite.all():
         return SparseCholesky(blocks.fronts, blocks.where(definite, factor.panels, np.nan)), definite
@@ -445,7 +442,7 @@ class ReparametrisedDensity(OfAllData):
         # The entries of the Hessian among its products with the directions of blocks, and its rows at the border.
         self.pattern = structure.pattern
         line = np.full(self.n_dim, -1)
-        line[blocks.coordinates], line[blocks.border] = blocks.member, blocks.width + np.arange(structure.n_border)
+        line[blocks.coordinates], line[blocks.border] = blocks.member, blocks.width + np.arange(len(structure.border))
         rows, cols = self.pattern.rows, self.pattern.cols
         by_row = line[rows] >= blocks.width
         of_col = (line[cols] >= blocks.width) | ~by_row
@@ -576,7 +573,7 @@ def reparametrised(density: LogDensity, structure: Partition, reparam: str) -> R
             f"The model reads pm.Minibatch data; reparam={reparam!r} needs conditional modes given all of the data. "
             "Pass the data as they are, or leave reparam out."
         )
-    if not structure.n_local:
+    if not len(structure.locals_):
         raise ValueError(
             f"reparam={reparam!r} standardises local coordinates, such as the effects of groups that are independent "
             "given the others; the Hessian of this model shows none. Leave reparam out."
@@ -664,15 +661,12 @@ class PushforwardState:
     #: and log determinants of the derivative of `forward`.
     transform: Any = field(repr=False)
 
+    n_uniform = 0
+
     @property
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
         return self.gaussian.n_dim
-
-    @property
-    def n_uniform(self) -> int:
-        """Columns of uniforms that a draw needs."""
-        return self.gaussian.n_uniform
 
     def params(self) -> dict[str, Array]:
         """Return the arrays of the Gaussian."""

@@ -16,7 +16,7 @@ import abc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -30,11 +30,11 @@ from pymc_ngvi.core.types import (
     BaseDraws,
     Density,
     Evaluation,
-    FittedState,
     Indices,
     RuleState,
     StepRule,
     Target,
+    VariationalState,
 )
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import (
@@ -57,7 +57,7 @@ from pymc_ngvi.methods.estimators import (
 TOL = 0.05
 #: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of 0.03 sd in
 #: the mean), and the nats below which nothing is asked.
-_PER_DIM, _LEAST = 1e-2, 1e-1
+PER_DIM, _LEAST = 1e-2, 1e-1
 #: Part of the nats that no q of the family can gain, which a converged fit may lack.
 _UNREACHABLE = 0.03
 #: Part of the tolerance that counts where the metric is not exact: gaps are underestimated there.
@@ -75,16 +75,16 @@ class Tolerance:
     #: Of a fit in 100 dimensions.
     tol: float
 
-    def most(self, q: FittedState) -> float:
+    def most(self, q: VariationalState) -> float:
         """Return the tolerance however far the posterior is from Gaussian."""
         # Errors that are small in each of many coordinates add up.
-        return self.tol * max(1.0, _PER_DIM * float(q.n_dim))
+        return self.tol * max(1.0, PER_DIM * float(q.n_dim))
 
-    def least(self, q: FittedState) -> float:
+    def least(self, q: VariationalState) -> float:
         """Return the tolerance where the posterior is near-Gaussian."""
-        return self.tol * max(_PER_DIM * float(q.n_dim), _LEAST)
+        return self.tol * max(PER_DIM * float(q.n_dim), _LEAST)
 
-    def at(self, q: FittedState, spread: float, *, exact: bool = True) -> float:
+    def at(self, q: VariationalState, spread: float, *, exact: bool = True) -> float:
         """Return the tolerance for a state.
 
         Where the posterior is far from it, half the variance of log p - log q under q tells how many nats the best q of
@@ -161,32 +161,16 @@ def _measurement_sd(moments: Nats, gap: float) -> float:
     return moments.floor_sd * float(np.sqrt(1.0 + 2.0 * max(gap, 0.0) / moments.floor))
 
 
-class Evaluated(Protocol):
-    """log p at the draws of a state, as far as the schedule asks."""
-
-    @property
-    def elbo(self) -> float:
-        """ELBO on these draws; -inf where none is finite."""
-
-    @property
-    def n_dropped(self) -> int:
-        """Draws at which log p or its gradient is not finite."""
-
-    @property
-    def lost(self) -> float:
-        """Part of q that they stand for."""
-
-
 @dataclass(frozen=True)
 class ScheduleState:
     """What one iteration hands to the next."""
 
-    q: FittedState
+    q: VariationalState
     #: Sets of draws used so far; names the random stream of the current one.
     level: int
     base: BaseDraws
     #: At the draws of ``q``.
-    evaluation: Evaluated
+    evaluation: Any
     #: There.
     moments: Nats
     #: ``base`` had no part in reaching ``q``.
@@ -236,7 +220,7 @@ class ScheduleState:
         return self.base.n_draws
 
 
-class Step[Q, E](NamedTuple):
+class Step[Q, E: Any](NamedTuple):
     """A step on a fixed set that was accepted."""
 
     #: Where it led.
@@ -256,8 +240,8 @@ class Step[Q, E](NamedTuple):
 
 #: Steps evaluated along one direction; each at least this part of the one before, and at most half of it.
 MAX_TRIALS, LEAST_PART = 8, 0.25
-#: Steps proposed along one direction, those included that lead to no state, and those that are hopeless.
-MAX_PROPOSED, _PROPOSED_PER_TRIAL = 30, 4
+#: Steps proposed for each of these, those included that lead to no state, and those that are hopeless.
+_PROPOSED_PER_TRIAL = 4
 #: Nats, and multiples of the rise that was promised, by which the ELBO falls at a step that is hopeless.
 HOPELESS, TIMES = 1e3, 10.0
 
@@ -271,7 +255,7 @@ class Failure(Enum):
     NOT_FINITE = "not finite"
 
 
-def search[Q, E: Evaluated](
+def search[Q, E: Any](
     propose: Callable[[float], Q | None],
     evaluate: Callable[[Q], E],
     accepts: Callable[[E], bool],
@@ -289,7 +273,7 @@ def search[Q, E: Evaluated](
     the direction, and do not count among those after which it is given up.
     """
     rho, trials, elbos = first, 0, []
-    for _ in range(min(MAX_PROPOSED, _PROPOSED_PER_TRIAL * most_trials)):
+    for _ in range(_PROPOSED_PER_TRIAL * most_trials):
         q = propose(rho)
         if q is None:
             rho *= 0.5
@@ -306,6 +290,16 @@ def search[Q, E: Evaluated](
         top = 0.5 * rho * slope / (rho * slope - gained) if np.isfinite(gained) and rho * slope > gained else 0.5
         rho *= float(np.clip(top, LEAST_PART, 0.5))
     return Failure.NOT_FINITE if elbos and not np.isfinite(elbos).any() else Failure.NOT_ACCEPTED
+
+
+#: Times that a step is halved until it leads to a valid state.
+_MAX_HALVINGS = 40
+
+
+def longest_step[T](propose: Callable[[float], T | None]) -> tuple[T, float] | None:
+    """Return what the largest part 1, 1/2, ... of a step leads to, of those that lead to anything, and this part."""
+    tried = ((propose(part), part) for part in 0.5 ** np.arange(_MAX_HALVINGS))
+    return next(((q, part) for q, part in tried if q is not None), None)
 
 
 # --- the schedule of a fit, the same for every q: many steps on one set of draws, then one on each fresh set ---
@@ -334,18 +328,18 @@ _SOLVED = 0.1
 _GROWTH, _GROWTH_INEXACT = 2, 4
 
 
-def loses_draws(evaluation: Evaluated) -> bool:
+def loses_draws(evaluation: Any) -> bool:
     """Tell whether more draws than a few lie where log p is not finite."""
     return evaluation.lost > MAX_LOST
 
 
-def is_not_below(old: Evaluated, new: Evaluated, slack: float) -> bool:
+def is_not_below(old: Any, new: Any, slack: float) -> bool:
     """Tell whether a step neither lowers the ELBO on the current draws by more than so much nor loses more of them."""
     loses = not np.isfinite(new.elbo) or new.n_dropped > old.n_dropped
     return bool(not loses and new.elbo >= old.elbo - slack)
 
 
-class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
+class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
     """Many steps on one set of draws, then one on each fresh set.
 
     Parameters

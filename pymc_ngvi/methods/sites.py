@@ -39,18 +39,13 @@ from pymc_ngvi.methods.schedule import NO_DRAWS, ExactRule
 _FEWEST, _ERRORS, _LEAST, _MOST_SPREAD = 4, 3.5, 0.1, 4.0
 
 
-class SeenByQuadratics(NamedTuple):
-    """What quadratic functions see of a Gaussian."""
+#: What quadratic functions see of a Gaussian: the mean; and the covariance, or the variances.
+type Seen = tuple[Array, Array]
 
-    #: shape (n_dim,).
-    mean: Array
-    #: The covariance, or the variances.
-    cov: Array
 
-    @classmethod
-    def of(cls, q: AnyGaussian) -> Self:
-        """Return what they see."""
-        return cls(q.location, q.sd() ** 2 if is_diagonal(q) else q.cov())
+def seen_of(q: AnyGaussian) -> Seen:
+    """Return what quadratic functions see of a Gaussian."""
+    return q.location, q.sd() ** 2 if is_diagonal(q) else q.cov()
 
 
 @stored("incremental.quadratic", content=("n_rows", "constant", "linear", "precision"))
@@ -66,10 +61,10 @@ class Quadratic:
     precision: Array
 
     @classmethod
-    def of(cls, n_rows: int, found: Expectation, q: AnyGaussian, seen: SeenByQuadratics) -> Self:
+    def of(cls, n_rows: int, found: Expectation, q: AnyGaussian, seen: Seen) -> Self:
         """Return the function with an expectation and derivatives under a Gaussian."""
         slopes = cls(n_rows, 0.0, found.grad, -hessian_of(found, q))
-        without = replace(slopes, linear=found.grad + slopes.times(seen.mean))
+        without = replace(slopes, linear=found.grad + slopes.times(seen[0]))
         return replace(without, constant=found.value - without.value(seen))
 
     @classmethod
@@ -91,15 +86,15 @@ class Quadratic:
         """Return the precision times theta."""
         return self.precision @ theta if self.precision.ndim > 1 else self.precision * theta
 
-    def value(self, seen: SeenByQuadratics) -> float:
+    def value(self, seen: Seen) -> float:
         """Return the expectation under a Gaussian."""
-        mean = seen.mean
-        square = float(mean @ self.times(mean)) + float(np.vdot(self.precision, seen.cov))
+        mean, cov = seen
+        square = float(mean @ self.times(mean)) + float(np.vdot(self.precision, cov))
         return self.constant + float(self.linear @ mean) - 0.5 * square
 
-    def grad(self, seen: SeenByQuadratics) -> Array:
+    def grad(self, seen: Seen) -> Array:
         """Return the expectation of the gradient."""
-        return self.linear - self.times(seen.mean)
+        return self.linear - self.times(seen[0])
 
 
 def is_diagonal(q: AnyGaussian) -> bool:
@@ -136,7 +131,7 @@ def sign_of_order(q: AnyGaussian, sites: Sequence[Quadratic]) -> str:
     """Return what speaks for an order of the data, in a clause; empty where nothing does."""
     if len(sites) < _FEWEST:
         return ""
-    seen, sizes = SeenByQuadratics.of(q), np.array([site.n_rows for site in sites], dtype=float)
+    seen, sizes = seen_of(q), np.array([site.n_rows for site in sites], dtype=float)
     slopes = q.whiten(np.array([site.grad(seen) for site in sites]))
     parts = sizes / sizes.sum()
     # Where rows come in any order, each is an independent draw with the covariance of the information of a batch.
@@ -240,7 +235,7 @@ def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> Inc
     q, total, error, changes = state.q, state.total, 0.0, list[Quadratic]()
     for _ in range(_MOST_ROUNDS):
         # What each batch is to be expected to say now, less what it said then, and the error of quadrature.
-        seen, changes, error = SeenByQuadratics.of(q), [], 0.0
+        seen, changes, error = seen_of(q), [], 0.0
         for which, site in enumerate(cast(tuple[Site, ...], state.sites)):
             found, part = target.of_kept(which, q), cast(Quadratic, site.part)
             now = Quadratic.of(part.n_rows, found, q, seen) - part
@@ -253,7 +248,7 @@ def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> Inc
         if gap < _NEAR_ONCE:
             break
     # Of the changes' scatter no more is known than their squares, which have the changes themselves in them.
-    seen = SeenByQuadratics.of(q)
+    seen = seen_of(q)
     slopes = np.array([change.grad(seen) for change in changes])
     gap = sum(gap_by_newton(q, slope, -change.precision) for slope, change in zip(slopes, changes, strict=True))
     values = np.array([change.value(seen) for change in changes])
@@ -280,7 +275,7 @@ class _Tried(NamedTuple):
     """A state with what is known of it."""
 
     q: AnyGaussian
-    seen: SeenByQuadratics
+    seen: Seen
     #: Of the log likelihood of the batch.
     batch: Expectation
     #: Where other batches are their sites.
@@ -366,7 +361,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
     def _tried(self, q: AnyGaussian, n_rows: int, others: Quadratic, before: _Tried | None = None) -> _Tried:
         """Evaluate a state on the prior, a batch of so many rows, and the sites of the others, which stand for all."""
         with np.errstate(all="ignore"):
-            seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
+            seen, prior = seen_of(q), self._target.of_prior(q)
             batch = self._target.of_batch(q, None if before is None else before.batch.rules)
             weight = self._target.total_size / (others.n_rows + n_rows)
             value = prior.value + weight * (batch.value + others.value(seen))
@@ -394,7 +389,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
 
     def _stepped(self, q: AnyGaussian, total: Quadratic) -> tuple[float, AnyGaussian]:
         """Take a natural step where all batches are their sites; return the nats that it promised, too."""
-        seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
+        seen, prior = seen_of(q), self._target.of_prior(q)
         hessian = hessian_of(prior, q) - total.precision
         whole = prior._replace(grad=prior.grad + total.grad(seen), hessian=as_hessian(hessian))
         moments = self._estimator.moments(self._target, q, NO_DRAWS, ExactEvaluation.of(whole, 0.0))
@@ -403,7 +398,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
     def _elbo_of(self, state: IncrementalState) -> float:
         """Return the ELBO, as the sites have it."""
         weight = self._target.total_size / state.total.n_rows
-        value = self._target.of_prior(state.q).value + weight * state.total.value(SeenByQuadratics.of(state.q))
+        value = self._target.of_prior(state.q).value + weight * state.total.value(seen_of(state.q))
         return value + state.q.entropy()
 
     # --- the end of a pass ---
@@ -427,7 +422,7 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
             return replace(state, elbo=self._elbo_of(state))
         if not number:
             return state
-        seen = SeenByQuadratics.of(state.q)
+        seen = seen_of(state.q)
         grad = change.grad(seen)
         gap = gap_by_newton(state.q, grad, -change.precision)
         error = abs(change.value(seen)) + quadrature

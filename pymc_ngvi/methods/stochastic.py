@@ -10,7 +10,7 @@ import abc
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from pymc_ngvi.methods.schedule import (
     Measured,
     Tolerance,
     has_diverged,
+    longest_step,
     loses_draws,
     measured_at,
     measured_gap,
@@ -112,20 +113,12 @@ _GAP_WINDOW = 10
 _N_ASSESSED = 256
 #: Iterations in a row without a finite draw or a valid step, after which there is no hope.
 _MAX_FAILED = 50
-#: Times that a step is halved to keep the factor's diagonal positive.
-_MAX_HALVINGS = 40
 #: Part of the momentum that is kept in a step.
 MOMENTUM = 0.9
 #: Standard deviations by which a coordinate moves at most at first, where no step size says it.
 FIRST_LENGTH = 0.1
 #: Random streams from here on serve only to assess states, never to move them.
 _ASSESSMENT = 1_000_000_000
-
-
-def longest_step[T](propose: Callable[[float], T | None]) -> tuple[T, float] | None:
-    """Return what the largest part 1, 1/2, ... of a step leads to, of those that lead to anything, and this part."""
-    tried = ((propose(part), part) for part in 0.5 ** np.arange(_MAX_HALVINGS))
-    return next(((q, part) for q, part in tried if q is not None), None)
 
 
 @stored("stochastic.state")
@@ -157,16 +150,6 @@ class StochasticState[M]:
     n_failed: int = 0
     #: ELBO of the start on a few draws.
     first_elbo: float = -np.inf
-
-
-@stored("stochastic.advance")
-class Advance[M](NamedTuple):
-    """Where one step leads; parts of `StochasticState`."""
-
-    q: AnyGaussian
-    iterate: AnyGaussian
-    step_size: float
-    memory: M | None = None
 
 
 class Stochastic[M](StepRule[AnyGaussian, StochasticState[M]]):
@@ -247,12 +230,17 @@ class Stochastic[M](StepRule[AnyGaussian, StochasticState[M]]):
     # --- what a subclass says -------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def _advance(self, state: StochasticState[M], moments: Moments) -> Advance[M] | None:
+    def _advance(self, state: StochasticState[M], moments: Moments) -> StochasticState[M] | None:
         """Return where one step leads; None where no step is valid. ``state.t`` counts the iteration, from 1."""
 
     def _guarded(
-        self, state: StochasticState[M], advance: Advance[M], moments: Moments, base: BaseDraws, evaluation: Evaluation
-    ) -> Advance[M] | None:
+        self,
+        state: StochasticState[M],
+        advance: StochasticState[M],
+        moments: Moments,
+        base: BaseDraws,
+        evaluation: Evaluation,
+    ) -> StochasticState[M] | None:
         """Return a step, or another in its place, after a look at where it leads."""
         return advance
 
@@ -299,8 +287,7 @@ class Stochastic[M](StepRule[AnyGaussian, StochasticState[M]]):
         elbo = float(evaluation.elbo + 0.5 * (np.square(z).sum() / len(z) - z.shape[1]))
         gap = moments.gap - moments.floor if np.isfinite(moments.floor) else np.nan
         return replace(
-            state,
-            **advance._asdict(),
+            advance,
             elbo=elbo,
             gap=max(gap, 0.0) if np.isfinite(gap) else gap,
             levels=state.levels.with_value(elbo),
@@ -384,10 +371,10 @@ class Stochastic[M](StepRule[AnyGaussian, StochasticState[M]]):
     def _decayed(self, first: float, t: int) -> float:
         return float(first / (1.0 + t) ** self._step_decay)
 
-    def _updated(self, iterate: AnyGaussian, moments: Moments, step_size: float) -> tuple[AnyGaussian, float] | None:
+    def _updated(self, state: StochasticState[M], moments: Moments, step_size: float) -> StochasticState[M] | None:
         """Apply the update, with a halved step where it is not valid."""
-        found = longest_step(lambda part: self._update(iterate, moments, part * step_size, True))
-        return None if found is None else (found[0], found[1] * step_size)
+        found = longest_step(lambda part: self._update(state.iterate, moments, part * step_size, True))
+        return None if found is None else replace(state, q=found[0], iterate=found[0], step_size=found[1] * step_size)
 
     def _default_window(self) -> int:
         """Return as many iterations as make 1,000 draws; on minibatches, whole passes through the data."""

@@ -11,6 +11,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -38,6 +39,7 @@ from pymc_ngvi.methods.estimators import Estimator, Moments, Nats, Update, gap_o
 from pymc_ngvi.methods.schedule import (
     FEW_DRAWS,
     NEAR_NATS,
+    ROUNDING,
     Belief,
     Failure,
     Schedule,
@@ -165,8 +167,8 @@ class Metric:
 # .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture
 #    of exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 
-#: Range of 1/a, the coordinate in which the ELBO is near-quadratic for Gaussian targets, too; and its rounding.
-LEAST_TAIL, MOST_TAIL, _ROUNDING = 1.0 / MOST_SHAPE, 1.0 / LEAST_SHAPE, 1e-9
+#: Range of 1/a, the coordinate in which the ELBO is near-quadratic for Gaussian targets, too.
+LEAST_TAIL, MOST_TAIL = 1.0 / MOST_SHAPE, 1.0 / LEAST_SHAPE
 #: Error of 1/a that a converged fit may have: relative, and in any case.
 TAIL_RTOL, TAIL_ATOL = 0.02, 0.0075
 
@@ -269,7 +271,7 @@ def measured(
         other = stein.moments(part, q.gaussian, inner, within_q, stl=stl) if estimator.uses_hessians else m
         m = m if m.is_finite() and m.floor <= other.floor else other
     sizes, shapes = _by_replicate(q, inner, within_q, stl=stl)
-    tail, least, most = 1.0 / q.shape, LEAST_TAIL * (1.0 + _ROUNDING), MOST_TAIL * (1.0 - _ROUNDING)
+    tail, least, most = 1.0 / q.shape, LEAST_TAIL * (1.0 + ROUNDING), MOST_TAIL * (1.0 - ROUNDING)
     at_bound = bool((tail <= least and shapes.mean() < 0.0) or (tail >= most and shapes.mean() > 0.0))
     shapes = np.zeros_like(shapes) if at_bound else shapes
     unit = q.gaussian.flat(q.gaussian.add_to_diagonal(np.zeros_like(m.curvature), 1.0)) / np.sqrt(q.n_dim)
@@ -495,25 +497,9 @@ class AsGaussian:
         """The Gaussian, as a t with many degrees of freedom."""
         return StudentTState(self.of_gaussian.q, float(np.log(MOST_SHAPE)))
 
-    @property
-    def elbo(self) -> float:
-        """ELBO on the current draws."""
-        return self.of_gaussian.elbo
-
-    @property
-    def gap(self) -> float:
-        """Estimated nats still to be gained."""
-        return self.of_gaussian.gap
-
-    @property
-    def n_draws(self) -> int:
-        """Draws in use."""
-        return self.of_gaussian.n_draws
-
-    @property
-    def step_size(self) -> float:
-        """The last step size."""
-        return self.of_gaussian.step_size
+    elbo, gap, n_draws, step_size = (
+        property(attrgetter(f"of_gaussian.{name}")) for name in ("elbo", "gap", "n_draws", "step_size")
+    )
 
     @property
     def n_dropped(self) -> int:
@@ -633,7 +619,7 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
 
 
 def _is_gaussian(q: StudentTState) -> bool:
-    return 1.0 / q.shape <= LEAST_TAIL * (1.0 + _ROUNDING)
+    return 1.0 / q.shape <= LEAST_TAIL * (1.0 + ROUNDING)
 
 
 def _power_of_2(value: float) -> int:

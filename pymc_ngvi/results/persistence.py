@@ -537,32 +537,28 @@ def content_of_q(q: VariationalState, record: FitRecord | None) -> Content:
     entry = entry_of(type(q))
     if entry is not None and hasattr(q, "content"):
         return {"class": entry.tag, "content": q.content()}
-    if entry is not None and hasattr(q, "arrays"):
-        return {"class": entry.tag, **q.arrays()}
+    if entry is not None and entry.tag in _STATES:
+        return {"class": entry.tag, "content": q}
     known = ", ".join(kind.__name__ for kind in _STATES.values())
     raise TypeError(f"q is a {type(q).__name__}, which is none of {known}: it can't be saved.")
 
 
 def q_of(content: Content, density: ModelDensity) -> VariationalState:
     """Return q on a model: the inverse of `content_of_q`."""
-    params = dict(content)
-    tag = params.pop("class")
+    tag, q = content["class"], content.get("content")
     entry = _with_tag(tag)
     if hasattr(entry.cls, "of_content"):
-        return entry.cls.of_content(params["content"], density)
-    if tag not in _STATES:
+        return entry.cls.of_content(q, density)
+    if not isinstance(q, _STATES.get(tag, ())):
         raise ValueError(f"q is a {tag!r}, which is none")
-    kind = _STATES[tag]
-    reparam, structure = (params.pop(name, None) for name in ("reparam", "structure"))
-    q = kind.of_arrays(params)
     theta = q.draws(np.full((1, density.n_dim + q.n_uniform), 0.5))
     if q.n_dim != density.n_dim or theta.shape != (1, density.n_dim) or not np.isfinite(q.log_density(theta)).all():
         raise ValueError("the arrays of q don't go together")
-    if reparam is None:
+    if "reparam" not in content:
         return q
     if not isinstance(density, LogDensity):
         raise ValueError("its q is relative to the modes of groups, and the data of these are given in shards")
-    return PushforwardState(q, reparametrised(density, structure, reparam).transform)
+    return PushforwardState(q, reparametrised(density, content["structure"], content["reparam"]).transform)
 
 
 def content_of_generator(rng: np.random.Generator) -> Content | None:

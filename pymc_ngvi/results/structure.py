@@ -208,7 +208,7 @@ class ModelStructure:
     @property
     def n_global(self) -> int:
         """Coordinates in the border: global parameters and separators; all where the Hessian is dense."""
-        return self.n_dim if self.arrow is None else self.arrow.n_border
+        return self.n_dim if self.arrow is None else len(self.arrow.border)
 
     @property
     def n_blocks(self) -> int:
@@ -275,7 +275,7 @@ class ModelStructure:
         """Of each coordinate: its block, -1 in the border."""
         result = np.full(self.n_dim, -1, dtype=np.intp)
         if self.arrow is not None:
-            result[self.arrow.order[: self.arrow.n_local]] = np.repeat(np.arange(self.n_blocks), self.block_sizes)
+            result[self.arrow.order[: len(self.arrow.locals_)]] = np.repeat(np.arange(self.n_blocks), self.block_sizes)
         return result
 
     # --- in words ---

@@ -135,11 +135,11 @@ def linear_algebra():
         hessian = Known(make())
         arrow, filled = find_blocks(hessian.pattern), SparseStructure.of(hessian.pattern)
         seconds = of_step(filled, hessian)
-        of_fronts.append(([filled.fronts.n_products, filled.fronts.n_fronts, 1.0], seconds))
+        of_fronts.append(([filled.n_products, filled.n_fronts, 1.0], seconds))
         text = f"# {name}: fronts {1e3 * seconds:.2f} ms (estimated {1e3 * step_seconds(filled):.2f})"
         if arrow.pattern.n_entries < MOST_ENTRIES:
             seconds = of_step(structure_of(arrow), hessian)
-            of_blocks.append((prices.parts_of_blocks(arrow.sizes, arrow.n_border), seconds))
+            of_blocks.append((prices.parts_of_blocks(arrow.sizes, len(arrow.border)), seconds))
             text += f", blocks {1e3 * seconds:.2f} ms ({1e3 * step_seconds(arrow):.2f})"
         print(text, flush=True)
     for names, found in (

@@ -31,11 +31,10 @@ from iterations import iterates
 from logistic_regression import Logistic, breast_cancer
 from records import Records, Row
 
-from pymc_ngvi.core.types import BaseDraws, Evaluation, Target
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullPrecisionState, FullState
 from pymc_ngvi.methods import DIRECTIONS, STEPS, UPDATES
-from pymc_ngvi.methods.estimators import ESTIMATORS, Estimator, Moments
+from pymc_ngvi.methods.estimators import ESTIMATORS, Estimator
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -101,19 +100,6 @@ METHODS = {
 SEEDS = 3
 
 
-class Exact(Estimator):
-    """An estimator without noise: it takes no notice of the draws."""
-
-    def __init__(self, data: Logistic) -> None:
-        self._data = data
-
-    def moments(
-        self, target: Target, state: Any, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-    ) -> Moments:
-        """Return the whitened moments."""
-        return self._data.moments(state)
-
-
 def run(
     method: Method, data: Logistic, density: LogDensity, step_size: float, seed: int
 ) -> Iterator[tuple[float, ...]]:
@@ -121,7 +107,9 @@ def run(
     rule = STEPS[method.step](
         density,
         UPDATES[method.update],
-        Exact(data) if method.n_draws is None else ESTIMATORS["price"],
+        Estimator(lambda target, q, *rest, **options: data.moments(q))
+        if method.n_draws is None
+        else ESTIMATORS["price"],
         direction=DIRECTIONS.get(method.update),
         seed=seed,
         n_draws=method.n_draws or 2,

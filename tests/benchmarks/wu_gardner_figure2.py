@@ -43,7 +43,7 @@ from wu_gardner import Counted
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.methods import DIRECTIONS, STEPS, UPDATES
-from pymc_ngvi.methods.estimators import Pathwise, Price
+from pymc_ngvi.methods.estimators import pathwise, price
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -55,7 +55,7 @@ FIELDS += ("date", "environment")
 KEYS = FIELDS[:6]
 BATCH, N_DRAWS = 1_000, 10
 #: Objects of their own: with the registry's, steps measure how much is left to gain, by five times as many Hessians.
-ESTIMATES = {"price": Price(), "pathwise": Pathwise()}
+ESTIMATES = {"price": price, "pathwise": pathwise}
 #: Nats of loss from which a run has diverged.
 DIVERGED = 1e10
 

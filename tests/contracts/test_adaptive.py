@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pymc as pm
 import pytest
 
 from matrix import (
@@ -22,7 +23,7 @@ from matrix import (
 )
 from targets import Quadratic, Walled, cauchy, flat, kinked, logistic, poisson, random_covariance, restrict
 
-from pymc_ngvi import Status
+from pymc_ngvi import Status, fit_ngvi
 from pymc_ngvi.fitting import loop, record
 from pymc_ngvi.fitting.options import Choice
 from pymc_ngvi.methods.adaptive import Conditioned
@@ -256,6 +257,21 @@ def test_one_coordinate_far_off_is_not_hidden_by_a_large_tolerance(choice, error
     rule = make_rule(target, choice, seed=1, n_draws=64, tol=10.0)
     assert rule.terminate(rule.init(state_of(choice.family, np.zeros(40), np.eye(40)))) is Status.CONVERGED
     assert rule.terminate(rule.init(state_of(choice.family, mean, cov))) is None
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_scale_that_collapsed_is_found(seed):
+    """Left to natural steps, sd ends below 1, twenty nats lower, and the fit calls itself converged."""
+    rng, group = np.random.default_rng(3), np.repeat(np.arange(15), 6)
+    y = 500.0 + 60.0 * rng.standard_normal(15)[group] + 80.0 * rng.standard_normal(90)
+    with pm.Model() as model:
+        b = pm.Normal("b", 0.0, pm.HalfNormal("sd", 300.0), shape=15)
+        pm.Normal("y", pm.Normal("mu", 0.0, 1000.0) + b[group], pm.HalfNormal("sigma", 300.0), observed=y)
+    steps = {"family": "full", "update": "natural", "estimator": "price", "step": "adaptive", "posterior": "gaussian"}
+    approx = fit_ngvi(model=model, random_seed=seed, progressbar=False, backend="quick", **steps)
+    assert approx.record.status is Status.CONVERGED
+    assert approx.record.elbo.value > -547.0  # -546.45, with errors of 0.02
+    assert np.exp(approx.mean_data["sd_log__"]) > 20.0
 
 
 def test_given_coordinates_have_a_gaussian_of_their_own_and_the_others_the_density_given_them():

@@ -8,7 +8,7 @@ from scipy import sparse
 
 from pymc_ngvi import ConvergenceWarning, Status, fit_ngvi, load
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families import SparseFamily, SparseState
+from pymc_ngvi.families import SparseState
 from pymc_ngvi.families import sparse as fill
 from pymc_ngvi.families.sparse import SparseStructure, find_filled
 
@@ -25,20 +25,20 @@ def lattice(side):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("precision_rows", lambda a: a[::-1]),
-        ("precision_cols", lambda a: a + 1),
-        ("precision_rows", lambda a: a[:-1]),
-        ("precision_part", lambda a: a + 1),
-        ("precision_depth", lambda a: a - 1),
+        ("rows", lambda a: a[::-1]),
+        ("cols", lambda a: a + 1),
+        ("rows", lambda a: a[:-1]),
+        ("part", lambda a: a + 1),
+        ("depth", lambda a: a - 1),
     ],
     ids=["rows in reverse", "cols outside", "too few rows", "parts from 1", "depths below 0"],
 )
 def test_arrays_that_make_no_structure_are_refused(name, change):
     structure = SparseStructure.of(Pattern.of(lattice(5)))
-    arrays = dict(SparseFamily(structure).from_scale(np.zeros(26), np.ones(26)).arrays())
+    arrays = {kept: getattr(structure, kept) for kept in ("rows", "cols", "part", "depth")}
     arrays[name] = change(arrays[name])
     with pytest.raises(ValueError, match="is none"):
-        SparseState.of_arrays(arrays)
+        SparseStructure.from_arrays(**arrays)
 
 
 # --- fits -------------------------------------------------------------------------------------------------------------

@@ -354,7 +354,7 @@ def test_draws_are_those_of_sample(fitted, tmp_path):
         assert_array_equal(tree["unconstrained/slope"].sel(moment="mean", k="b"), fitted.mean_flat[2])
         assert_array_equal(tree["unconstrained/slope"].sel(moment="sd", k="a"), fitted.sd_flat[1])
         assert tree["approximation"].attrs["status"] == "iteration limit"
-        assert_array_equal(tree["approximation/q.cholesky_factor"], fitted.q.factor)
+        assert_array_equal(tree["approximation/q.content.factor"], fitted.q.factor)
     assert_same_q(load(tmp_path / "approx.nc", made(regression)).q, fitted.q)
 
 
@@ -552,7 +552,7 @@ def test_bytes_that_flipped(file):
 
 def test_a_single_bit_that_flipped(file):
     with h5py.File(file, "r+") as opened:
-        mean = opened["approximation/q.mean"]
+        mean = opened["approximation/q.content.location"]
         values = mean[:]
         values.view(np.uint8)[0] ^= 1
         mean[:] = values
@@ -617,7 +617,7 @@ EVIL = {
     "damaged: .*name of a class": [{"class": ["fit.record"], "of": {}}],
     "which does not exist": [{"enum": "fit.status", "of": "mro"}],
     "of fields": [{"class": "fit.status", "of": {"value": 1}}],
-    "an array of type": [{"dtype": "O", "array": "q.mean"}, {"dtype": ["f8"], "values": [], "shape": [0]}],
+    "an array of type": [{"dtype": "O", "array": "q.content.location"}, {"dtype": ["f8"], "values": [], "shape": [0]}],
     "no array": [{"dtype": "float64", "array": "nowhere"}],
     "unknown kind": [{"pickle": "gASVCQAAAAAAAACMBWhlbGxvlC4="}],
     "unexpected keyword": [{"class": "fit.elbo", "of": {"value": 1.0, "se": 1.0, "__class__": "x"}}],
@@ -666,7 +666,7 @@ def test_an_unknown_class_of_q_is_of_a_newer_version(fitted):
 
 def test_arrays_that_do_not_go_together(fitted):
     tree = fitted.to_datatree()
-    tree["approximation"]["q.mean"] = ("n_7", np.zeros(7))
+    tree["approximation"]["q.content.location"] = ("n_7", np.zeros(7))
     with pytest.raises(ValueError, match="The tree is damaged: "):
         load(tree, made(regression))
 

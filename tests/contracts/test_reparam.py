@@ -133,7 +133,7 @@ def test_zero_is_the_conditional_mode_with_unit_curvature(name):
     phi = draws(target)
     phi[:, structure.locals_] = 0.0
     theta, _ = target.transform.forward(phi)
-    local = structure.order[: structure.n_local]
+    local = structure.order[: len(structure.locals_)]
     assert_allclose(target.density.grad(theta)[:, local], 0.0, atol=1e-9)
     hessian = target.density.hessian(theta[:1])[0][np.ix_(local, local)]
     jacobian = slopes_by_differences(lambda p: target.transform.forward(p)[0], phi[:1])[0].T
@@ -167,7 +167,7 @@ def test_modes_are_found_from_far_away(name, away):
     target, _ = made(name)
     phi = draws(target, 2)
     near = target.transform.modes(phi)
-    start = np.full((2, target.transform.structure.n_local), away)
+    start = np.full((2, len(target.transform.structure.locals_)), away)
     far = target.transform.modes(phi, start)
     assert near.found.all()
     assert far.found.all()
@@ -298,8 +298,8 @@ def test_hessian(name):
     pattern = target.pattern
     matrix = pattern.symmetric(target.mean_hessian(phi).values()).toarray()
     assert_allclose(matrix, dense, atol=2e-5 * np.abs(dense).max())
-    k, g = structure.sizes, structure.n_border
-    assert pattern.n_entries == np.sum(k * (k + 1)) // 2 + structure.n_local * g + g * (g + 1) // 2
+    k, g = structure.sizes, len(structure.border)
+    assert pattern.n_entries == np.sum(k * (k + 1)) // 2 + len(structure.locals_) * g + g * (g + 1) // 2
     by_gradients = slopes_by_differences(lambda phi: target.logp_grad(phi)[1], phi).mean(axis=0)
     assert_allclose(matrix, by_gradients, atol=1e-6)
     assert_allclose(target.mean_hessian(phi).diagonal(), np.diag(by_gradients), atol=1e-6)

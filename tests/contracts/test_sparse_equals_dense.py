@@ -62,7 +62,7 @@ def both(model, n):
     structure = find_blocks(density.pattern)
     target = Permuted(density, structure.order)
     labels = np.full(density.n_dim, -1)
-    labels[: structure.n_local] = np.repeat(np.arange(len(structure.sizes)), structure.sizes)
+    labels[: len(structure.locals_)] = np.repeat(np.arange(len(structure.sizes)), structure.sizes)
     families = SparseFamily(SparseStructure.of_blocks(Partition(labels))), FullPrecisionState
     point = density.initial_point()[structure.order]
     states = []

@@ -34,7 +34,7 @@ def structure_of(density):
         found["n linear"] = int(np.count_nonzero(_slope_of_theta(rows)))
     if pattern is not None:
         arrow = find_blocks(pattern)
-        blocks = None if arrow is None else [len(arrow.sizes), int(arrow.n_border)]
+        blocks = None if arrow is None else [len(arrow.sizes), len(arrow.border)]
         found["pattern"] = {"n entries": pattern.n_entries, "blocks and border": blocks}
     if density.summed is not None:
         found["sums"] = [len(density.summed.weights), density.summed.pattern.n_entries]
