@@ -149,13 +149,6 @@ def test_some_are_always_raised(error, monkeypatch):
         fit_ngvi(model=in_groups(), **QUIET)
 
 
-@pytest.mark.parametrize("name", ["exact", "nested"])
-def test_in_tests_it_is_raised(name, monkeypatch):
-    patch_kind(monkeypatch, name, "run", fails(ZeroDivisionError("a fault")))
-    with pytest.raises(ZeroDivisionError, match="a fault"):
-        fit_ngvi(model=in_groups(), posterior=name, **QUIET)
-
-
 # --- which is taken ---------------------------------------------------------------------------------------------------
 
 

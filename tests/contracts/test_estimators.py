@@ -170,20 +170,6 @@ def test_one_antithetic_pair_with_hessians_is_exact_on_a_quadratic(family, estim
     np.testing.assert_allclose(as_matrix(state, moments.curvature), expected, rtol=1e-9, atol=1e-10)
 
 
-@of_pairs(*FROM_GRADIENTS)
-@pytest.mark.parametrize("kind", ["sobol", "antithetic"])
-def test_one_antithetic_pair_has_the_exact_gradient_of_a_quadratic(family, estimator, kind, rng):
-    """The curvature is another matter: from gradients alone, it has noise."""
-    state = random_state(family, 4, rng)
-    precision = np.linalg.inv(random_covariance(rng, 4))
-    target = Quadratic(rng.standard_normal(4), precision)
-    moments = estimate(estimator, target, state, BASE_DRAWS[kind](2, 4, rng))
-    c = whitener(state)
-    np.testing.assert_allclose(moments.grad, c.T @ precision @ (target.mean - state.mean()), rtol=1e-10)
-    error = as_matrix(state, moments.curvature) - stored(family, c.T @ precision @ c)
-    assert np.abs(error).max() > 0.1
-
-
 @of_pairs_and_seeds()
 @stl_or_not
 @each_kind
@@ -203,15 +189,6 @@ def test_gradient_and_curvature_are_unbiased(family, estimator, seed, stl, kind)
     np.testing.assert_allclose(
         state.flat(state.add_to_diagonal(moments.curvature, -1.0)), errors.mean(axis=0), rtol=1e-8, atol=1e-10
     )
-
-
-@of_pairs("price", "stein")
-def test_gradient_and_curvature_are_unbiased_for_counts(family, estimator):
-    """Over 300 sets of 32 draws; the gradients of a Poisson likelihood have heavier tails."""
-    target, state, sets = repeated(family, estimator, poisson, "off it", 1)
-    grad, curvature = exact_moments(target, state, family, estimator)
-    assert_mean_is([m.grad for m in sets], grad, 4.0)
-    assert_mean_is([as_matrix(state, m.curvature) for m in sets], curvature, 4.0)
 
 
 @of_pairs_and_seeds()

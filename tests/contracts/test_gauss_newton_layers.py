@@ -316,19 +316,6 @@ def test_groups():
 # --- weights that are used more than once -----------------------------------------------------------------------------
 
 
-def test_weights_of_two_layers():
-    with pm.Model() as model:
-        w1, w2, w3 = normal("w1", D, H), normal("w2", H, H), normal("w3", H)
-        hidden = pm.math.tanh(pm.math.tanh(pm.math.tanh(X @ w1) @ w2) @ w2)
-        pm.Normal("y", hidden @ w3, 1.0, observed=REAL)
-
-    def rows(theta):
-        w1, w2, w3 = split(theta, (D, H), (H, H), H)
-        return -0.5 * (REAL - np.tanh(np.tanh(np.tanh(X @ w1) @ w2) @ w2) @ w3) ** 2
-
-    check(model, rows, "layers")
-
-
 def tied(theta):
     w, b = split(theta, (D, H), H)
     return -0.5 * (REAL - (np.tanh(np.tanh(X @ w + b) @ w.T) @ w) @ b) ** 2

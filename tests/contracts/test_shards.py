@@ -99,13 +99,6 @@ def test_terms_of_groups_add_up_and_are_found_again():
         np.testing.assert_array_equal(one, other)
 
 
-def test_draws_serve_as_well():
-    whole = fit(model=models.logistic(), estimator="price")
-    shards = fit(Shards(models.of_rows(models.logistic), KEYS), estimator="price")
-    np.testing.assert_allclose(shards.q.mean(), whole.q.mean(), atol=1e-10)
-    assert shards.n_gradients == whole.n_gradients
-
-
 def test_log_p_and_its_derivatives_are_sums_over_shards():
     rng = np.random.default_rng(3)
     density = fit(Shards(models.of_rows(models.grouped), KEYS), n=0).density
