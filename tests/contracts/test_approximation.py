@@ -23,16 +23,6 @@ from pymc_ngvi.density import over_draws as on_draws
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.families import DiagonalState, FullState
 
-# PyMC compiles the initial point of some models with C, and PyTensor then looks for a BLAS to link to.
-no_blas = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
-
-
-@pytest.fixture
-def python_mode():
-    """PyMC's own functions without compilation: they are not what is tested."""
-    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
-        yield
-
 
 def regression(y_dims: str | None = "obs") -> pm.Model:
     coords = {"obs": np.arange(10, 22), "group": ["a", "b", "c"]}
@@ -443,28 +433,6 @@ MODELS = [
     empty_model,
     plain_model,
 ]
-
-
-@no_blas
-@pytest.mark.parametrize("make", MODELS)
-def test_constrained_values_are_those_of_pymc(make):
-    model = make()
-    density = LogDensity(model)
-    constrainer = Constrainer(density)
-    theta = 0.5 * np.random.default_rng(0).normal(size=(3, density.n_dim))
-    values = constrainer(theta)
-    assert not constrainer._function.one_by_one
-    outputs = model.unobserved_value_vars
-    with pytensor.config.change_flags(cxx=""):
-        function = model.compile_fn(
-            outputs, inputs=model.value_vars, point_fn=False, on_unused_input="ignore", mode="FAST_COMPILE"
-        )
-    assert list(values) == [out.name for out in outputs]
-    for i, row in enumerate(theta):
-        point = density.layout.unflatten(row)
-        for name, expected in zip(values, function(*(point[v.name] for v in model.value_vars)), strict=True):
-            assert_allclose(values[name][i], expected, rtol=1e-10, atol=1e-12, err_msg=name)
-            assert values[name].dtype == np.asarray(expected).dtype
 
 
 def test_variables_without_entries(python_mode):

@@ -1,6 +1,5 @@
 """Averages of the expected response: predictions at values of data, their contrasts, and slopes, by closed forms."""
 
-import arviz_stats
 import bambi
 import numpy as np
 import pandas as pd
@@ -74,13 +73,6 @@ def test_comparisons_are_differences_at_the_same_draws(logistic):
     np.testing.assert_allclose((found.sel(x=2.0) / found.sel(x=0.0)).values[0], at[2.0] / at[0.0], rtol=1e-10)
 
 
-def test_slopes_are_derivatives(logistic):
-    [b] = draws(logistic, "b")
-    p = probabilities(logistic, *data_of(logistic))
-    found = averages(logistic, slope="x")["y"].values[0]
-    np.testing.assert_allclose(found, (p * (1 - p)).mean(axis=1) * b, rtol=1e-7, atol=1e-10)
-
-
 def test_slopes_at_values_and_by_groups(logistic):
     [b] = draws(logistic, "b")
     found = averages(logistic, {"x": [-1.0, 1.0]}, slope="x", by="school_of")["y"]
@@ -113,25 +105,12 @@ def test_groups_are_crossed_and_those_without_rows_have_no_average():
         np.testing.assert_allclose(found.values[0, :, time], expected, rtol=1e-12)
 
 
-def test_rows_are_kept_by_their_dim(logistic):
-    found = averages(logistic, by="y_dim_0")["y"]
-    np.testing.assert_allclose(found.values[0], probabilities(logistic, *data_of(logistic)), rtol=1e-12)
-
-
 def test_a_grid_has_a_dim_for_each_of_the_data(logistic):
     found = averages(logistic, {"x": 1.0, "school_of": ["west", "north"]})["y"]
     assert found.dims == ("chain", "draw", "x", "school_of")
     for school, j in {"west": 3, "north": 0}.items():
         expected = probabilities(logistic, 1.0, [j])[:, 0]
         np.testing.assert_allclose(found.sel(x=1.0, school_of=school).values[0], expected, rtol=1e-12)
-
-
-def test_arrays_for_all_rows_have_names(logistic):
-    x, school = data_of(logistic)
-    found = averages(logistic, {"x": {"as it is": x, "one more": x + 1}})["y"]
-    np.testing.assert_allclose(
-        found.sel(x="one more").values[0], probabilities(logistic, x + 1, school).mean(axis=1), rtol=1e-12
-    )
 
 
 def test_new_rows_and_new_groups(logistic):
@@ -280,11 +259,6 @@ def test_bambi_says_the_same_of_the_same_draws():
     slope = averages(approx, {"x": [0.5]}, slope="x")["y"]
     theirs = bambi.interpret.slopes(formula, tree, {"x": 0.5}, average_by="all", eps=1e-5).summary
     assert float(slope.mean()) == pytest.approx(float(theirs["estimate"].iloc[0]), rel=1e-4)
-
-
-def test_arviz_takes_them(logistic):
-    found = averages(logistic, {"x": [0.0, 1.0]}, by="school_of")
-    assert list(arviz_stats.summary(found.diff("x")).index) == [f"y[1.0, {name}]" for name in SCHOOLS]
 
 
 def test_results_of_weighted_draws_have_them(logistic):

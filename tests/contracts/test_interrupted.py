@@ -9,6 +9,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from gaussian import in_groups
+
 import pymc_ngvi
 
 from pymc_ngvi import NGVI, Status, fit_ngvi
@@ -27,14 +29,6 @@ def two_modes():
     with pm.Model() as model:
         x = pm.Normal("x", 0.0, 5.0, shape=2)
         pm.Normal("y", x[0] ** 2 + x[1], 1.0, observed=np.full(20, 9.0))
-    return model
-
-
-def in_groups():
-    y = np.random.default_rng(3).normal(np.repeat([-1.0, 0.0, 1.0, 2.0], 5))
-    with pm.Model() as model:
-        a = pm.Normal("a", 0.0, pm.HalfNormal("tau"), shape=4)
-        pm.Normal("y", a[np.repeat(range(4), 5)], observed=y)
     return model
 
 

@@ -10,6 +10,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from gaussian import needs
 from scipy import stats
 
 from pymc_ngvi import LogDensity
@@ -48,13 +49,6 @@ def by_hand(rows, theta):
 def rows_of(density):
     """Return the rows in use, one array for each call of ``pm.Minibatch``."""
     return [index.rows.get_value() for index in density.minibatches._indices.values()]
-
-
-def needs(backend):
-    if backend == "c" and not pytensor.config.cxx:
-        pytest.skip("needs a C++ compiler")
-    if backend in ("numba", "jax"):
-        pytest.importorskip(backend)
 
 
 def check_one_batch(density):

@@ -21,7 +21,7 @@ from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families import COMPONENTS, FAMILIES
 from pymc_ngvi.fitting import options as choices
 from pymc_ngvi.fitting import options as registry
-from pymc_ngvi.fitting.options import AUTO, FitOptions, check_n, refuse_unknown
+from pymc_ngvi.fitting.options import AUTO, FitOptions, refuse_unknown
 
 #: Every option that is refused by name, and what its error has to mention.
 REFUSED = {
@@ -248,16 +248,6 @@ def test_blocks_are_those_of_the_block_family(family):
 # --- changing them ----------------------------------------------------------------------------------------------------
 
 
-def test_changed_options_keep_the_others():
-    given = {"family": "diagonal", "update": "euclidean", "step": "adam", "tol": 0.2, "stl": False}
-    of_rule = {"n_draws": 6, "step_size": 0.1, "step_decay": 0.5, "window": 30, "base_draws": "antithetic"}
-    before = options(**given, **of_rule)
-    after = before.changed(tol=0.3, step_size=0.2, window=None)
-    assert after == dataclasses.replace(before, tol=0.3, step_size=0.2)
-    assert before.changed() == before
-    assert before.tol == 0.2, "the given ones are not modified"
-
-
 def test_changed_options_are_checked_anew():
     before = options(family="block", blocks=[["x"]], n_draws=64)
     with pytest.raises(ValueError, match="max_draws=32 is below n_draws=64"):
@@ -277,12 +267,6 @@ def test_numbers_of_numpy_are_numbers():
     o = options(tol=np.float32(0.5), n_draws=np.int64(2), max_draws=np.uint8(4))
     assert (type(o.tol), type(o.n_draws), type(o.max_draws)) == (float, int, int)
     assert (o.tol, o.n_draws, o.max_draws) == (0.5, 2, 4)
-
-
-@pytest.mark.parametrize("n", [-1, 1.5, 2.0, True, False, None, "3", np.nan, [3]], ids=repr)
-def test_broken_n(n):
-    with pytest.raises(ValueError, match=r"^n is the most iterations, a whole number of at least 0; got "):
-        check_n(n)
 
 
 # --- the four axes ----------------------------------------------------------------------------------------------------

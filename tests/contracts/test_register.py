@@ -13,6 +13,8 @@ import pymc.variational
 import pymc.variational.inference
 import pytest
 
+from gaussian import stop_at
+
 import pymc_ngvi
 
 from pymc_ngvi import NGVI, NGVIApproximation, Status, fit_ngvi, register, unregister
@@ -304,14 +306,6 @@ def test_none_beside_a_seed_in_inf_kwargs():
     options = {"random_seed": None, "inf_kwargs": {"random_seed": 5}}
     approx = pm.fit(2, "ngvi", skewed_model(), **options, start_sigma=1.0, callbacks=[stop_at(2)], **QUIET)
     np.testing.assert_array_equal(approx.mean_flat, seeded.mean_flat)
-
-
-def stop_at(iteration):
-    def stop(approx, losses, i):
-        if i == iteration:
-            raise StopIteration
-
-    return stop
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
@@ -156,13 +155,6 @@ def correlated():
     return NGVIApproximation(LogDensity(model), FullState(np.array([3.0, -20.0]), factor), random_seed=1)
 
 
-@pytest.fixture
-def _uncompiled():
-    """Functions of PyMC's sampler without compilation: a few thousand calls take less time."""
-    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _quiet():
     logger = logging.getLogger("pymc")
@@ -172,7 +164,7 @@ def _quiet():
     logger.setLevel(level)
 
 
-@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.usefixtures("python_mode")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_pm_sample_takes_kwargs(correlated, seed):
     init = correlated.sampler_init(2, random_seed=seed)
@@ -189,7 +181,7 @@ def test_pm_sample_takes_kwargs(correlated, seed):
     assert np.median(tree["warmup_sample_stats"]["n_steps"][:, 10:]) <= 7
 
 
-@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.usefixtures("python_mode")
 def test_step_has_the_options_of_nuts(approx):
     step = approx.sampler_init(2, 1).pymc_step(target_accept=0.93, max_treedepth=7)
     assert isinstance(step, pm.NUTS)
@@ -270,6 +262,6 @@ def test_dense_covariances_have_a_limit():
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NUTS looks where log p overflows, or is not finite
-@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.usefixtures("python_mode")
 def test_the_examples_of_the_page_run():
     run((Path(__file__).parents[2] / "docs" / "samplers.md").read_text(encoding="utf-8"))

@@ -46,19 +46,6 @@ def reference():
     return fit(Shards(models.of_rows(models.logistic), KEYS))
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    import dask
-
-    from distributed import Client, LocalCluster
-
-    # Processes start slowly on a busy machine.
-    patient = {"distributed.comm.timeouts.connect": "180s", "distributed.comm.timeouts.tcp": "180s"}
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "localhost:0", "silence_logs": 50}
-    with dask.config.set(patient), LocalCluster(**options) as cluster, Client(cluster, timeout=180) as client:
-        yield client
-
-
 @pytest.mark.parametrize("make", [models.logistic, models.normal, models.grouped])
 def test_the_posterior_is_that_of_all_rows(make):
     whole, shards = fit(model=make()), fit(Shards(models.of_rows(make), KEYS))

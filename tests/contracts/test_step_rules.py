@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import pytest
 
-from matrix import OF_PRECISION, first_state, ignore, make_rule, random_state, state_of, whitener
+from matrix import OF_PRECISION, first_state, ignore, make_rule, path, random_state, state_of, whitener
 from targets import (
     NumpyTarget,
     Quadratic,
@@ -41,14 +41,6 @@ two_seeds = pytest.mark.parametrize("seed", [1, 2], ids=["seed1", "seed2"])
 def quadratic(seed, n_dim=4):
     rng = np.random.default_rng(seed)
     return Quadratic(rng.standard_normal(n_dim), np.linalg.inv(random_covariance(rng, n_dim)))
-
-
-def path(rule, q, n):
-    """Return the states of a rule after 0, ..., n iterations."""
-    states = [rule.init(q)]
-    for _ in range(n):
-        states.append(rule.step(states[-1]))
-    return states
 
 
 def assert_moments(q, mean, cov, rtol=1e-9):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fisher import gradient_of
 from matrix import two_seeds
 from scipy import stats
 from scipy.special import gammaln
@@ -215,11 +216,6 @@ class Exact:
             return of_theta + stats.invgamma(a, scale=a).logpdf(w)[:, None]
 
         return self._mean(log_joint(x) - log_joint(y))
-
-
-def gradient_of(function, x, h=1e-4):
-    steps = h * np.diag(np.maximum(np.abs(x), 0.1))
-    return np.array([function(x + s) - function(x - s) for s in steps]) / (2 * np.diag(steps))
 
 
 def hessian_of(function, x, h=2e-3):
