@@ -18,7 +18,6 @@ from scipy import stats
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core import draws
-from pymc_ngvi.core.importance import WeightVerdict
 from pymc_ngvi.density import over_draws as on_draws
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.families import DiagonalState, FullState
@@ -159,23 +158,6 @@ def test_number_of_draws_is_checked(approx, n):
 
 
 # -------------------------------------------------------------------- after pm.set_data
-
-
-def test_log_p_is_left_out_and_khat_refused_once_the_data_changed(model, approx):
-    original = model["x"].get_value()
-    with model:
-        pm.set_data({"x": original + 1.0})
-        with pytest.warns(UserWarning, match="The data 'x' were changed"):
-            assert list(approx.sample(3, log_p=True)["sample_stats"].data_vars) == ["log_q"]
-        with pytest.raises(ValueError, match="'x' were changed after the fit"):
-            approx.khat(200)
-        summary = approx.summary(100)
-        assert (
-            summary.lines[0] == "The data 'x' were changed after the fit: this is the posterior given those of the fit."
-        )
-        assert "k-hat" not in str(summary)
-        pm.set_data({"x": original})
-    assert "log_p" in approx.sample(3, log_p=True)["sample_stats"].data_vars
 
 
 # -------------------------------------------------------------------- views of q
@@ -325,31 +307,6 @@ def test_without_a_fit_there_is_no_record(approx):
     assert approx.hist.shape == (0,)
 
 
-def test_summary(approx):
-    approx.record = record(Status.MAX_ITERATIONS)
-    summary = approx.summary(2_000, khat_draws=500, random_seed=1)
-    text = " ".join(str(summary).split("\n\n")[0].split())  # sentences are wrapped
-    assert approx.record.closing_line() in text
-    assert Status.MAX_ITERATIONS.sentence in text
-    assert Status.MAX_ITERATIONS.cure in text
-    assert f"k-hat {summary.khat:.2f}" in text
-    assert any(verdict.sentence in text for verdict in WeightVerdict)
-    assert "Not reliable, because the fit did not converge" in text
-    assert list(summary.table.columns[:2]) == ["mean", "sd"]
-    assert not {"ess_bulk", "r_hat"} & set(summary.table.columns)
-    assert {"scale", "slope[a]", "mu[10]"} <= set(summary.table.index)
-    slope = next(v.where for v in approx.layout.variables if v.name == "slope")
-    error = 4 * approx.sd_flat[slope][0] / np.sqrt(2_000)
-    assert abs(float(summary.table["mean"]["slope[a]"]) - approx.mean_flat[slope][0]) < error + 0.01
-    assert "<table" in summary._repr_html_()
-    converged = NGVIApproximation(approx.density, approx.q)
-    converged.record = record(Status.CONVERGED)
-    few = converged.summary(50, khat_draws=None, var_names=["slope"])
-    assert few.khat is None
-    assert Status.CONVERGED.cure not in str(few)
-    assert len(few.table) == 3
-
-
 @pytest.mark.parametrize("columns", [80, 100, 300])
 def test_summary_fits_the_terminal(approx, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -433,18 +390,6 @@ MODELS = [
     empty_model,
     plain_model,
 ]
-
-
-def test_variables_without_entries(python_mode):
-    model = empty_model()
-    approx = NGVIApproximation(LogDensity(model), DiagonalState.from_scale(np.zeros(1), np.ones(1)))
-    posterior = approx.sample(4)["posterior"]
-    assert posterior["a"].shape == (1, 4, 0)
-    assert posterior["b"].shape == (1, 4, 0, 2)
-    assert_allclose(posterior["total"], posterior["c"])
-    assert approx.state.std["b"].shape == (0, 2)
-    values = pytensor.function([], approx.sample_node([model["a"], model["b"]], size=3))()
-    assert [value.shape for value in values] == [(3, 0), (3, 0, 2)]
 
 
 @pytest.mark.parametrize("where", ["vectorising", "running"])

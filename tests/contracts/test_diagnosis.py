@@ -330,17 +330,5 @@ def test_fits_to_minibatches_are_not_judged():
         assert set(diagnosis.to_dataset().data_vars) == {"mu"}
 
 
-def test_changed_data_are_refused():
-    with pm.Model() as model:
-        data = pm.Data("data", np.zeros(3))
-        mu = pm.Normal("mu")
-        pm.Normal("y", mu, 1.0, observed=data)
-    approx = NGVIApproximation(LogDensity(model), DiagonalState(np.zeros(1), np.ones(1)))
-    with model:
-        pm.set_data({"data": np.ones(3)})
-    with pytest.raises(ValueError, match="changed after the fit"):
-        approx.diagnose()
-
-
 def test_the_examples_of_the_page_run():
     run((Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text(encoding="utf-8"))

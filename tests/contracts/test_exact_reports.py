@@ -102,19 +102,6 @@ def test_a_message_where_the_pool_can_give_no_more(caplog):
     assert tree.posterior.attrs["distinct_global_draws"] <= 16_000
 
 
-def test_a_pool_is_made_larger_once(monkeypatch):
-    approx = fitted("plain")
-    calls = []
-    density = approx._state.rest.density
-    logp = density._density.logp
-    monkeypatch.setattr(density._density, "logp", lambda theta: calls.append(len(theta)) or logp(theta))
-    approx.sample(3_300)
-    drawn = len(calls)
-    assert drawn > 0
-    approx.sample(3_300)
-    assert len(calls) == drawn
-
-
 def test_the_same_seed_gives_the_same_bits():
     approx, again, other = fitted("one"), fit(one()), fit(model_of("one"), seed=2)
     assert_array_equal(approx.draw_flat(100, random_seed=1), again.draw_flat(100, random_seed=1))

@@ -365,7 +365,7 @@ def state(groups):
 
 def test_effects_have_the_distribution_of_the_model(state):
     """Given the globals, distribution functions of the model turn draws into uniform numbers."""
-    rows = np.arange(0, len(state.pool.g), 3)
+    rows = np.arange(0, len(state.pool.g), 9)
     shifts, choices = np.random.default_rng(1).random((2, len(rows), N_GROUPS))
     draws = state.rest._locals(state.pool.g, rows, [shifts, choices])
     probability = distribution_functions(state, state.pool.g[rows], draws)

@@ -139,10 +139,9 @@ def sampled():
     return {kind: pymc_ngvi.fit_many(intercepts(), data_sets(6), posterior=kind, **QUIET) for kind in KINDS}
 
 
-@pytest.mark.parametrize("posterior", ["gaussian", "nested"])
-def test_processes_give_the_same_bits(many, sampled, posterior):
-    other = pymc_ngvi.fit_many(intercepts(), data_sets(6), posterior=posterior, n_jobs=2, **QUIET)
-    xr.testing.assert_identical(without_seconds(other), without_seconds(({"gaussian": many} | sampled)[posterior]))
+def test_processes_give_the_same_bits(sampled):
+    other = pymc_ngvi.fit_many(intercepts(), data_sets(6), posterior="nested", n_jobs=2, **QUIET)
+    xr.testing.assert_identical(without_seconds(other), without_seconds(sampled["nested"]))
 
 
 @pytest.mark.parametrize("posterior", ["gaussian", *KINDS])
