@@ -157,7 +157,7 @@ def test_models_that_can_not_be_sent_are_named():
     kit = fitting.Kit(b"123")
     assert pickle.loads(pickle.dumps(kit)).content == b"123"
     fitter = type("Some", (), {"asked": threading.Lock(), "pilot": None, "may_leave_search": True})()
-    with pytest.raises(TypeError, match=r"The model can't be sent to other cluster: .*lock"):
+    with pytest.raises(TypeError, match=r"The model can't be sent to other processes: .*lock"):
         fitting.Kit.of(fitter)
 
 
