@@ -103,6 +103,13 @@ def _nested_first(monkeypatch):
 
 
 @pytest.fixture
+def python_mode():
+    """PyMC's own functions without compilation: they are not what is tested."""
+    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
+        yield
+
+
+@pytest.fixture
 def _sigint():
     """Let SIGINT raise KeyboardInterrupt: a shell that runs the suite in the background has it ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -115,6 +122,20 @@ def _one_blas_thread():
     """Keep BLAS to one thread, as a fit of a small model does; tests that run the loop themselves need it."""
     with threadpool_limits(1, user_api="blas"):
         yield
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two processes of Dask."""
+    import dask
+
+    from distributed import Client, LocalCluster
+
+    # Processes start slowly on a busy machine.
+    patient = {"distributed.comm.timeouts.connect": "180s", "distributed.comm.timeouts.tcp": "180s"}
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "localhost:0", "silence_logs": 50}
+    with dask.config.set(patient), LocalCluster(**options) as cluster, Client(cluster, timeout=180) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

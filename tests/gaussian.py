@@ -1,7 +1,9 @@
-"""Fits whose posterior is a Gaussian, and a model of which that is the posterior."""
+"""Small models and fits that tests share, callbacks, and what a backend needs."""
 
 import numpy as np
 import pymc as pm
+import pytensor
+import pytest
 
 import pymc_ngvi
 
@@ -20,3 +22,30 @@ def gaussian_model():
         pm.Normal("level", MEANS[0], SDS[0])
         pm.Normal("effect", MEANS[1:], SDS[1:], dims="group")
     return model
+
+
+def in_groups():
+    """Four groups, whose posterior is exact by trees."""
+    y = np.random.default_rng(3).normal(np.repeat([-1.0, 0.0, 1.0, 2.0], 5))
+    with pm.Model() as model:
+        a = pm.Normal("a", 0.0, pm.HalfNormal("tau"), shape=4)
+        pm.Normal("y", a[np.repeat(range(4), 5)], observed=y)
+    return model
+
+
+def stop_at(iteration):
+    """Return a callback that ends the fit after the given iteration."""
+
+    def stop(approx, losses, i):
+        if i == iteration:
+            raise StopIteration
+
+    return stop
+
+
+def needs(backend):
+    """Skip a test where a backend can not run."""
+    if backend == "c" and not pytensor.config.cxx:
+        pytest.skip("needs a C++ compiler")
+    if backend in ("numba", "jax"):
+        pytest.importorskip(backend)

@@ -1,19 +1,15 @@
 """Hierarchical models of real sizes with simulated data: each function makes a fresh model, the same in every run.
 
-`QUICK` holds those that a test can fit in a second or so, `LARGE` those of the size of a large study; both map a name
-to a function without arguments.
+`MODELS` maps a name to a function without arguments.
 """
 
 import functools
-import warnings
 
 from collections.abc import Callable
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-
-from pymc.exceptions import ImputationWarning
 
 
 def _rng(seed):
@@ -61,11 +57,6 @@ def intercepts(likelihood="logistic", centred=True, n_groups=60, per_group=8, sd
     return model
 
 
-def plateau(likelihood="logistic", n_groups=60):
-    """Group effects that are all but 0: the scale is near the edge of its range."""
-    return intercepts(likelihood, n_groups=n_groups, sd=0.01, seed=2)
-
-
 def funnel(n_groups=40):
     """Neal's funnel, each leaf seen once with much noise."""
     y = _rng(3).normal(0.0, 1.5, n_groups)
@@ -73,23 +64,6 @@ def funnel(n_groups=40):
         v = pm.Normal("v", 0.0, 3.0)
         x = pm.Normal("x", 0.0, pt.exp(0.5 * v), shape=n_groups)
         pm.Normal("y", x, 1.0, observed=y)
-    return model
-
-
-def separated(n_groups=50, per_group=6):
-    """Groups whose outcomes are all 0 or all 1, and a predictor that separates."""
-    rng = _rng(4)
-    group = _sizes(n_groups, per_group)
-    x = rng.normal(size=len(group))
-    rare = (x > 1.6).astype(float)
-    y = rng.binomial(1, _sigmoid(rng.normal(0.0, 4.0, n_groups)[group]))
-    y[rare == 1.0] = 1
-    with pm.Model() as model:
-        intercept = pm.Normal("intercept", 0.0, 5.0)
-        slope = pm.Normal("slope", 0.0, 5.0)
-        scale = pm.HalfCauchy("scale", 2.5)
-        effect = pm.Normal("effect", 0.0, scale, shape=n_groups)
-        pm.Bernoulli("y", logit_p=intercept + slope * rare + effect[group], observed=y)
     return model
 
 
@@ -310,71 +284,6 @@ def nested(n_districts=12, schools_each=5, pupils_each=10):
 # --- other priors and likelihoods -------------------------------------------------------------------------------------
 
 
-def horseshoe(n=120, p=60):
-    """A regression with more noise than signal and a scale for each coefficient."""
-    rng = _rng(19)
-    x = rng.normal(size=(n, p))
-    beta = np.zeros(p)
-    beta[:4] = [2.0, -1.5, 1.0, 0.7]
-    with pm.Model() as model:
-        tau = pm.HalfCauchy("tau", 0.1)
-        local = pm.HalfCauchy("local", 1.0, shape=p)
-        z = pm.Normal("z", 0.0, 1.0, shape=p)
-        noise = pm.HalfNormal("noise", 2.0)
-        pm.Normal("y", x @ (tau * local * z), noise, observed=x @ beta + rng.normal(size=n))
-    return model
-
-
-def mixture(n_groups=50, per_group=8):
-    """A mixture of two Normals about group effects."""
-    rng = _rng(20)
-    group = _sizes(n_groups, per_group)
-    second = rng.random(len(group)) < 0.3
-    y = rng.normal(0.0, 0.7, n_groups)[group] + np.where(
-        second, rng.normal(4.0, 0.5, len(group)), rng.normal(size=len(group))
-    )
-    with pm.Model() as model:
-        weight = pm.Beta("weight", 2.0, 2.0)
-        shift = pm.HalfNormal("shift", 5.0)
-        scale = pm.HalfNormal("scale", 2.0)
-        noise = pm.HalfNormal("noise", 2.0, shape=2)
-        effect = pm.Normal("effect", 0.0, scale, shape=n_groups)
-        mean = effect[group]
-        parts = [pm.Normal.dist(mean, noise[0]), pm.Normal.dist(mean + shift, noise[1])]
-        pm.Mixture("y", w=pt.stack([1.0 - weight, weight]), comp_dists=parts, observed=y)
-    return model
-
-
-def ordered(n_groups=60, per_group=8):
-    """Ordered categories with group effects."""
-    rng = _rng(21)
-    group = _sizes(n_groups, per_group)
-    latent = rng.normal(0.0, 0.8, n_groups)[group] + rng.logistic(size=len(group))
-    with pm.Model() as model:
-        cuts = pm.Normal(
-            "cuts", 0.0, 3.0, shape=3, transform=pm.distributions.transforms.ordered, initval=[-1.0, 0.0, 1.0]
-        )
-        scale = pm.HalfNormal("scale", 2.0)
-        effect = pm.Normal("effect", 0.0, scale, shape=n_groups)
-        pm.OrderedLogistic("y", eta=effect[group], cutpoints=cuts, observed=np.digitize(latent, [-1.0, 0.3, 1.5]))
-    return model
-
-
-def zero_inflated(n_groups=60, per_group=8):
-    """Counts with too many zeros."""
-    rng = _rng(22)
-    group = _sizes(n_groups, per_group)
-    rate = np.exp(0.8 + rng.normal(0.0, 0.6, n_groups)[group])
-    y = np.where(rng.random(len(group)) < 0.3, 0, rng.poisson(rate))
-    with pm.Model() as model:
-        psi = pm.Beta("psi", 2.0, 2.0)
-        mean = pm.Normal("mean", 0.0, 2.0)
-        scale = pm.HalfNormal("scale", 2.0)
-        effect = pm.Normal("effect", 0.0, scale, shape=n_groups)
-        pm.ZeroInflatedPoisson("y", psi=psi, mu=pt.exp(mean + effect[group]), observed=y)
-    return model
-
-
 def hurdle(n_groups=60, per_group=8):
     """Counts whose zeros come from another process."""
     rng = _rng(23)
@@ -387,27 +296,6 @@ def hurdle(n_groups=60, per_group=8):
         effect = pm.Normal("effect", 0.0, scale, shape=(n_groups, 2))
         linear = mean + effect[group]
         pm.HurdlePoisson("y", psi=pm.math.sigmoid(linear[:, 0]), mu=pt.exp(linear[:, 1]), observed=y)
-    return model
-
-
-def imputed(n_groups=60, per_group=6):
-    """Outcomes and a predictor with missing values."""
-    rng = _rng(24)
-    group = _sizes(n_groups, per_group)
-    x = rng.normal(1.0, 0.8, len(group))
-    y = 0.3 + 0.6 * x + rng.normal(0.0, 0.7, n_groups)[group] + rng.normal(0.0, 0.5, len(group))
-    x[rng.random(len(x)) < 0.15] = np.nan
-    y[rng.random(len(y)) < 0.1] = np.nan
-    with pm.Model() as model, warnings.catch_warnings():
-        warnings.simplefilter("ignore", ImputationWarning)
-        of_x = pm.Normal("of_x", 0.0, 2.0)
-        x_sd = pm.HalfNormal("x_sd", 2.0)
-        x_ = pm.Normal("x", of_x, x_sd, observed=x)
-        beta = pm.Normal("beta", 0.0, 2.0, shape=2)
-        scale = pm.HalfNormal("scale", 2.0)
-        noise = pm.HalfNormal("noise", 2.0)
-        effect = pm.Normal("effect", 0.0, scale, shape=n_groups)
-        pm.Normal("y", beta[0] + beta[1] * x_ + effect[group], noise, observed=y)
     return model
 
 
@@ -459,53 +347,10 @@ def student_effects(n_groups=60, per_group=8):
     return model
 
 
-def survival(n_groups=50, per_group=8):
-    """Weibull times, censored, with a frailty for each centre."""
-    rng = _rng(28)
-    group = _sizes(n_groups, per_group)
-    x = rng.normal(size=len(group))
-    time = np.exp(0.5 * x + rng.normal(0.0, 0.5, n_groups)[group]) * rng.weibull(1.5, len(group))
-    limit = 2.0
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0.0, 2.0, shape=2)
-        shape = pm.HalfNormal("shape", 2.0)
-        scale = pm.HalfNormal("scale", 1.0)
-        frailty = pm.Normal("frailty", 0.0, scale, shape=n_groups)
-        times = pm.Weibull.dist(alpha=shape, beta=pt.exp(beta[0] + beta[1] * x + frailty[group]))
-        pm.Censored("y", times, lower=None, upper=limit, observed=np.minimum(time, limit))
-    return model
-
-
-def many_groups(n_groups=20_000, per_group=3):
-    """A register: many small groups."""
-    return intercepts("logistic", n_groups=n_groups, per_group=per_group, seed=29)
-
-
-def bambi_glmm(n_groups=40):
-    """Two grouping factors in a formula; None where Bambi is not installed."""
-    bmb = __import__("bambi")
-    import pandas as pd
-
-    rng = _rng(30)
-    g, h = rng.integers(0, n_groups, 600), rng.integers(0, 20, 600)
-    x = rng.normal(size=600)
-    eta = (
-        0.2
-        + 0.5 * x
-        + rng.normal(0.0, 0.7, n_groups)[g]
-        + rng.normal(0.0, 0.5, 20)[h]
-        + rng.normal(0.0, 0.3, 20)[h] * x
-    )
-    table = pd.DataFrame({"y": rng.binomial(1, _sigmoid(eta)), "x": x, "g": g.astype(str), "h": h.astype(str)})
-    model = bmb.Model("y ~ x + (1|g) + (x|h)", table, family="bernoulli")
-    model.build()
-    return model.backend.model
-
-
 Models = dict[str, Callable[[], pm.Model]]
 _of = functools.partial
 
-QUICK: Models = {
+MODELS: Models = {
     **{
         f"{likelihood}_{'centred' if centred else 'noncentred'}": _of(intercepts, likelihood, centred)
         for likelihood in ("logistic", "poisson", "gaussian", "negative_binomial")
@@ -513,12 +358,7 @@ QUICK: Models = {
     },
     "correlated_centred": _of(correlated, True),
     "correlated_noncentred": _of(correlated, False),
-    "correlated_logistic": _of(correlated, True, likelihood="logistic"),
-    "plateau_logistic": _of(plateau, "logistic"),
-    "plateau_gaussian": _of(plateau, "gaussian"),
-    "plateau_poisson": _of(plateau, "poisson"),
     "funnel": funnel,
-    "separated": separated,
     "one_each": one_each,
     "unequal": unequal,
     "empty_groups": empty_groups,
@@ -527,37 +367,13 @@ QUICK: Models = {
     "zero_sum": zero_sum,
     "random_walk": random_walk,
     "autoregression": autoregression,
-    "stochastic_volatility": stochastic_volatility,
     "icar": _of(areas, "icar"),
     "car": _of(areas, "car"),
     "rasch": rasch,
     "crossed_small": _of(crossed, 60, 60, 3),
     "nested": nested,
-    "horseshoe": horseshoe,
-    "mixture": mixture,
-    "ordered": ordered,
-    "zero_inflated": zero_inflated,
     "hurdle": hurdle,
-    "imputed": imputed,
     "potential": potential,
     "with_coords": with_coords,
     "student_effects": student_effects,
-    "survival": survival,
-}
-
-LARGE: Models = {
-    "correlated_large": _of(correlated, True, 500, 6),
-    "plateau_large": _of(plateau, "logistic", 600),
-    "separated_large": _of(separated, 400),
-    "one_each_large": _of(one_each, 1_400),
-    "random_walk_2000": _of(random_walk, 2_000),
-    "autoregression_2000": _of(autoregression, 2_000),
-    "stochastic_volatility_2000": _of(stochastic_volatility, 2_000),
-    "icar_900": _of(areas, "icar", 30, 30),
-    "car_900": _of(areas, "car", 30, 30),
-    "rasch_300": _of(rasch, 300, 40),
-    "crossed_400": crossed,
-    "nested_large": _of(nested, 40, 25, 10),
-    "many_groups": many_groups,
-    "bambi": bambi_glmm,
 }

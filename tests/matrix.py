@@ -223,3 +223,11 @@ def moments_from_draws(target, state, base, estimator, *, stl=True):
 def half_triangle(matrix):
     """Return the lower triangle with its diagonal halved."""
     return np.tril(matrix) - 0.5 * np.diag(np.diag(matrix))
+
+
+def path(rule, q, n):
+    """Return the states of a rule after 0, ..., n iterations."""
+    states = [rule.init(q)]
+    for _ in range(n):
+        states.append(rule.step(states[-1]))
+    return states

@@ -370,17 +370,6 @@ class Posterior:
         object.__setattr__(self, "build", functools.cache(self.build))
 
 
-def _normal():
-    mu, sd = np.array([-3.0, 0.5, 40.0]), np.array([0.01, 1.0, 25.0])
-
-    def build():
-        with pm.Model() as model:
-            pm.Normal("x", mu, sd)
-        return model
-
-    return Posterior("normal", build, ("x",), Quadratic(mu, np.diag(sd**-2)), True)
-
-
 def _correlated_normal(n_dim, condition, name):
     rng = np.random.default_rng(n_dim)
     mu, cov = rng.standard_normal(n_dim), random_covariance(rng, n_dim, condition)
@@ -407,22 +396,6 @@ def _several_variables():
 
     flat_mu, flat_sd = (np.concatenate([np.ravel(part[name]) for name in mu]) for part in (mu, sd))
     return Posterior("several variables", build, tuple(mu), Quadratic(flat_mu, np.diag(flat_sd**-2.0)), True)
-
-
-def _normal_mean():
-    """Mean of normal data with known variance: log evidence included."""
-    y = np.random.default_rng(3).normal(2.0, 1.5, 25)
-    precision = 25 / 1.5**2 + 1 / 4.0**2
-    mean = (y.sum() / 1.5**2 + 1.0 / 4.0**2) / precision
-    evidence = stats.multivariate_normal(np.full(25, 1.0), 1.5**2 * np.eye(25) + 4.0**2).logpdf(y)
-
-    def build():
-        with pm.Model() as model:
-            mu = pm.Normal("mu", 1.0, 4.0)
-            pm.Normal("y", mu, 1.5, observed=y)
-        return model
-
-    return Posterior("normal mean", build, ("mu",), Quadratic([mean], [[precision]], evidence), True)
 
 
 def _linear_regression():
@@ -458,23 +431,6 @@ def _half_normal():
         return stats.halfnorm(scale=2.0).logpdf(np.exp(log_scale)) + log_scale
 
     return Posterior("half-normal", build, ("scale_log__",), Quadrature(1, logp), False)
-
-
-def _scale_of_data():
-    """Scale of normal data with a half-normal prior."""
-    y = np.random.default_rng(5).normal(0.0, 3.0, 12)
-
-    def build():
-        with pm.Model() as model:
-            scale = pm.HalfNormal("scale", 5.0)
-            pm.Normal("y", 0.0, scale, observed=y)
-        return model
-
-    def logp(theta):
-        scale = np.exp(theta[:, 0])
-        return stats.halfnorm(scale=5.0).logpdf(scale) + stats.norm.logpdf(y[:, None], 0, scale).sum(0) + theta[:, 0]
-
-    return Posterior("scale of data", build, ("scale_log__",), Quadrature(1, logp), False)
 
 
 def _interval():
@@ -527,14 +483,11 @@ def _ordered():
 
 
 POSTERIORS = (
-    _normal(),
     _correlated_normal(3, 50.0, "correlated normal"),
     _correlated_normal(50, 1e4, "50 dimensions, condition 1e4"),
     _several_variables(),
-    _normal_mean(),
     _linear_regression(),
     _half_normal(),
-    _scale_of_data(),
     _interval(),
     _simplex(),
     _ordered(),

@@ -5,37 +5,22 @@ import warnings
 
 from dataclasses import replace
 
-import arviz_stats
-import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
 import pytest
 import xarray as xr
 
-from doubles import GaussianMixtureState
 from matrix import random_state
 from numpy.testing import assert_allclose, assert_array_equal
-from pymc.variational.callbacks import Tracker
 from pymc.variational.opvi import Approximation
 from scipy import stats
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core import draws
-from pymc_ngvi.core.importance import WeightVerdict
 from pymc_ngvi.density import over_draws as on_draws
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.families import DiagonalState, FullState
-
-# PyMC compiles the initial point of some models with C, and PyTensor then looks for a BLAS to link to.
-no_blas = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
-
-
-@pytest.fixture
-def python_mode():
-    """PyMC's own functions without compilation: they are not what is tested."""
-    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
-        yield
 
 
 def regression(y_dims: str | None = "obs") -> pm.Model:
@@ -87,11 +72,6 @@ def state_of_kind(kind: str, n_dim: int, seed: int = 3):
 def approx(kind) -> NGVIApproximation:
     density = common_density()
     return NGVIApproximation(density, state_of_kind(kind, density.n_dim), random_seed=1)
-
-
-def mixture() -> GaussianMixtureState:
-    factors = np.array([[[0.3, 0.0], [0.1, 0.2]], [[0.5, 0.0], [-0.3, 0.4]]])
-    return GaussianMixtureState(np.array([0.3, 0.7]), np.array([[-2.0, 1.0], [1.5, 0.0]]), factors)
 
 
 def assert_moments(draws, mean, cov, n_se=4.5):
@@ -152,23 +132,6 @@ def test_sample_stats_are_the_log_densities_on_the_unconstrained_scale(python_mo
     assert not approx.sample(5)["sample_stats"].data_vars  # unasked, nothing is evaluated
 
 
-def test_sample_returns_a_multitrace(approx):
-    trace = approx.sample(7, random_seed=3, return_inferencedata=False)
-    tree = approx.sample(7, random_seed=3)
-    assert isinstance(trace, pm.backends.base.MultiTrace)
-    assert len(trace) == 7
-    assert trace.varnames == ["scale_log__", "slope", "level", "scale", "mu"]
-    assert_array_equal(trace["slope"], tree["posterior"]["slope"].values[0])
-    assert_array_equal(trace[2:4]["mu"], tree["posterior"]["mu"].values[0, 2:4])
-    assert set(trace.point(0)) == set(trace.varnames)
-
-
-def test_options_of_to_inference_data_are_passed_on(approx):
-    tree = approx.sample(4, dims={"level": ["half"]}, coords={"half": ["first", "second"]})
-    assert tree["posterior"]["level"].dims == ("chain", "draw", "half")
-    assert list(tree["posterior"]["half"].values) == ["first", "second"]
-
-
 def test_seeds(approx):
     a, b = approx.sample(5, random_seed=1), approx.sample(5, random_seed=1)
     xr.testing.assert_equal(a["posterior"].to_dataset(), b["posterior"].to_dataset())
@@ -197,73 +160,7 @@ def test_number_of_draws_is_checked(approx, n):
 # -------------------------------------------------------------------- after pm.set_data
 
 
-def test_set_data_is_followed(python_mode):
-    model = regression(y_dims=None)
-    density = LogDensity(model)
-    approx = NGVIApproximation(density, full_state(density.n_dim))
-    before = approx.sample(6, random_seed=1)
-    with model:
-        pm.set_data({"x": np.array([1.0, 2.0])}, coords={"obs": [5, 6]})
-        with pytest.warns(UserWarning, match="The data 'x' were changed after the fit: draws of free variables.*again"):
-            tree = approx.sample(6, random_seed=1)
-        predicted = pm.sample_posterior_predictive(
-            tree, var_names=["mu"], predictions=True, progressbar=False, random_seed=1
-        )
-    posterior = tree["posterior"].to_dataset().isel(chain=0)
-    expected = posterior["level"].sum("level_dim_0").values[:, None] + posterior["slope"].values[:, :1] * [1.0, 2.0]
-    assert_array_equal(before["posterior"]["slope"], tree["posterior"]["slope"])
-    assert_allclose(posterior["mu"], expected, rtol=1e-12)
-    assert list(posterior["obs"].values) == [5, 6]
-    assert_allclose(predicted["predictions"]["mu"].values[0], expected, rtol=1e-12)
-
-
-def test_log_p_is_left_out_and_khat_refused_once_the_data_changed(model, approx):
-    original = model["x"].get_value()
-    with model:
-        pm.set_data({"x": original + 1.0})
-        with pytest.warns(UserWarning, match="The data 'x' were changed"):
-            assert list(approx.sample(3, log_p=True)["sample_stats"].data_vars) == ["log_q"]
-        with pytest.raises(ValueError, match="'x' were changed after the fit"):
-            approx.khat(200)
-        summary = approx.summary(100)
-        assert (
-            summary.lines[0] == "The data 'x' were changed after the fit: this is the posterior given those of the fit."
-        )
-        assert "k-hat" not in str(summary)
-        pm.set_data({"x": original})
-    assert "log_p" in approx.sample(3, log_p=True)["sample_stats"].data_vars
-
-
-def test_posterior_predictive_and_loo(python_mode, model, approx):
-    q = DiagonalState.from_scale(approx.layout.flatten(model.initial_point()), np.full(6, 0.05))
-    tree = NGVIApproximation(approx.density, q, random_seed=1).sample(200)
-    with model:
-        predictive = pm.sample_posterior_predictive(tree, progressbar=False, random_seed=1)
-        pm.compute_log_likelihood(tree, progressbar=False)
-    posterior = tree["posterior"].to_dataset().isel(chain=0)
-    assert predictive["posterior_predictive"]["y"].sizes == {"chain": 1, "draw": 200, "obs": 12}
-    mu, scale = posterior["mu"].values, posterior["scale"].values[:, None]
-    z = (predictive["posterior_predictive"]["y"].values[0] - mu) / scale
-    assert abs(z.mean()) < 4 / np.sqrt(z.size)
-    assert abs(z.std() - 1) < 4 / np.sqrt(2 * z.size)
-    expected = stats.norm(mu, scale).logpdf(tree["observed_data"]["y"].values)
-    assert_allclose(tree["log_likelihood"]["y"].values[0], expected, rtol=1e-9)
-    assert np.isfinite(arviz_stats.loo(tree).elpd)
-
-
 # -------------------------------------------------------------------- views of q
-
-
-def test_views_by_name(model, approx):
-    q = approx.q
-    assert_array_equal(approx.mean_flat, q.mean())
-    assert_array_equal(approx.sd_flat, q.sd())
-    mean, sd = approx.mean_data, approx.std_data
-    assert set(mean.data_vars) == {"scale_log__", "slope", "level"}  # of different lengths, two without dims
-    assert list(mean["slope"]["group"].values) == ["a", "b", "c"]
-    for v in approx.layout.variables:
-        assert_array_equal(mean[v.value_name], q.mean()[v.where].reshape(v.shape))
-        assert_array_equal(sd[v.value_name], q.sd()[v.where].reshape(v.shape))
 
 
 def test_cov_of(approx):
@@ -289,24 +186,6 @@ def test_large_covariance_is_refused_with_what_to_use_instead():
     assert_array_equal(approx.sd_flat, q.factor)
 
 
-def test_state_has_the_spread_of_the_constrained_variables(python_mode, model, approx):
-    state = approx.state
-    where = {v.name: v.where for v in approx.layout.variables}
-    m, s = approx.mean_flat[where["scale"]][0], approx.sd_flat[where["scale"]][0]
-    lognormal = stats.lognorm(s, scale=np.exp(m))
-    kurtosis = float(lognormal.stats("k")) + 3
-    error = lognormal.std() * np.sqrt((kurtosis - 1) / 4_000) / 2
-    assert list(state.mean.data_vars) == list(state.std.data_vars) == ["scale", "slope", "level"]
-    assert_allclose(state.mean["scale"], np.exp(m))
-    assert abs(float(state.std["scale"]) - lognormal.std()) < 4 * error
-    assert_array_equal(state.std["slope"], approx.sd_flat[where["slope"]])  # untransformed: exact
-    assert list(state.mean["slope"]["group"].values) == ["a", "b", "c"]
-    xr.testing.assert_equal(state.std, approx.state.std)  # does not change by itself
-    theirs = approx.groups[0].state.mean
-    for name in state.mean.data_vars:
-        assert_allclose(state.mean[name], theirs[name])
-
-
 # -------------------------------------------------------------------- PyTensor nodes
 
 
@@ -321,16 +200,6 @@ def test_moments_are_nodes_that_follow_the_state(approx, mode, kind):
         assert_allclose(functions["mean"](), q.mean())
         assert_allclose(functions["std"](), q.sd())
         assert_allclose(functions["cov"](), q.cov())
-
-
-def test_tracker(python_mode, approx, kind):
-    tracker = Tracker(mean=approx.mean.eval, std=approx.std.eval)
-    states = [state_of_kind(kind, 6, seed) for seed in (1, 2)]
-    for i, q in enumerate(states):
-        approx.set_state(q)
-        tracker(approx, None, i)
-    assert_allclose(tracker["mean"], [q.mean() for q in states])
-    assert_allclose(tracker["std"], [q.sd() for q in states])
 
 
 def test_params_are_shared_values(approx, kind):
@@ -438,31 +307,6 @@ def test_without_a_fit_there_is_no_record(approx):
     assert approx.hist.shape == (0,)
 
 
-def test_summary(approx):
-    approx.record = record(Status.MAX_ITERATIONS)
-    summary = approx.summary(2_000, khat_draws=500, random_seed=1)
-    text = " ".join(str(summary).split("\n\n")[0].split())  # sentences are wrapped
-    assert approx.record.closing_line() in text
-    assert Status.MAX_ITERATIONS.sentence in text
-    assert Status.MAX_ITERATIONS.cure in text
-    assert f"k-hat {summary.khat:.2f}" in text
-    assert any(verdict.sentence in text for verdict in WeightVerdict)
-    assert "Not reliable, because the fit did not converge" in text
-    assert list(summary.table.columns[:2]) == ["mean", "sd"]
-    assert not {"ess_bulk", "r_hat"} & set(summary.table.columns)
-    assert {"scale", "slope[a]", "mu[10]"} <= set(summary.table.index)
-    slope = next(v.where for v in approx.layout.variables if v.name == "slope")
-    error = 4 * approx.sd_flat[slope][0] / np.sqrt(2_000)
-    assert abs(float(summary.table["mean"]["slope[a]"]) - approx.mean_flat[slope][0]) < error + 0.01
-    assert "<table" in summary._repr_html_()
-    converged = NGVIApproximation(approx.density, approx.q)
-    converged.record = record(Status.CONVERGED)
-    few = converged.summary(50, khat_draws=None, var_names=["slope"])
-    assert few.khat is None
-    assert Status.CONVERGED.cure not in str(few)
-    assert len(few.table) == 3
-
-
 @pytest.mark.parametrize("columns", [80, 100, 300])
 def test_summary_fits_the_terminal(approx, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -474,25 +318,6 @@ def test_summary_fits_the_terminal(approx, monkeypatch, columns):
     summary = replace(summary, max_rows=5)
     assert f"({len(summary.table)} rows; all of them are in .table)" in str(summary)
     assert f"({len(summary.table)} rows; all of them are in .table)" in summary._repr_html_()
-
-
-def test_pickle(python_mode, approx, kind):
-    approx.record = record(Status.CONVERGED)
-    approx.mean.eval()
-    expected = approx.sample(20, random_seed=1)
-    copy = cloudpickle.loads(cloudpickle.dumps(approx))
-    again = copy.sample(20, random_seed=1)
-    for group in ("posterior", "sample_stats"):
-        xr.testing.assert_allclose(expected[group].to_dataset(), again[group].to_dataset(), rtol=1e-12)
-    assert copy.converged
-    q = state_of_kind(kind, 6, 21)
-    copy.set_state(q)
-    assert_allclose(copy.mean.eval(), q.mean())
-    assert_array_equal(approx.mean_flat, state_of_kind(kind, 6).mean())  # the original is another object
-    with copy.model:
-        pm.set_data({"x": np.zeros(12)})
-    with pytest.warns(UserWarning, match="The data 'x' were changed"):
-        assert "log_p" not in copy.sample(2, log_p=True)["sample_stats"].data_vars
 
 
 # -------------------------------------------------------------------- constrained values
@@ -565,75 +390,6 @@ MODELS = [
     empty_model,
     plain_model,
 ]
-
-
-@no_blas
-@pytest.mark.parametrize("make", MODELS)
-def test_constrained_values_are_those_of_pymc(make):
-    model = make()
-    density = LogDensity(model)
-    constrainer = Constrainer(density)
-    theta = 0.5 * np.random.default_rng(0).normal(size=(3, density.n_dim))
-    values = constrainer(theta)
-    assert constrainer._function._batched is not None
-    outputs = model.unobserved_value_vars
-    with pytensor.config.change_flags(cxx=""):
-        function = model.compile_fn(
-            outputs, inputs=model.value_vars, point_fn=False, on_unused_input="ignore", mode="FAST_COMPILE"
-        )
-    assert list(values) == [out.name for out in outputs]
-    for i, row in enumerate(theta):
-        point = density.layout.unflatten(row)
-        for name, expected in zip(values, function(*(point[v.name] for v in model.value_vars)), strict=True):
-            assert_allclose(values[name][i], expected, rtol=1e-10, atol=1e-12, err_msg=name)
-            assert values[name].dtype == np.asarray(expected).dtype
-
-
-@no_blas
-def test_lkj_samples_with_its_named_parts():
-    density = LogDensity(lkj_model())
-    approx = NGVIApproximation(density, full_state(density.n_dim), random_seed=1)
-    posterior = approx.sample(10)["posterior"]
-    assert {"chol", "chol_corr", "chol_stds", "effect"} <= set(posterior.data_vars)
-    assert_allclose(np.diagonal(posterior["chol_corr"].values, axis1=-2, axis2=-1), 1.0)
-    assert approx.state.std["chol"].shape == (6,)
-
-
-def test_variables_without_entries(python_mode):
-    model = empty_model()
-    approx = NGVIApproximation(LogDensity(model), DiagonalState.from_scale(np.zeros(1), np.ones(1)))
-    posterior = approx.sample(4)["posterior"]
-    assert posterior["a"].shape == (1, 4, 0)
-    assert posterior["b"].shape == (1, 4, 0, 2)
-    assert_allclose(posterior["total"], posterior["c"])
-    assert approx.state.std["b"].shape == (0, 2)
-    values = pytensor.function([], approx.sample_node([model["a"], model["b"]], size=3))()
-    assert [value.shape for value in values] == [(3, 0), (3, 0, 2)]
-
-
-def test_float32_models_give_float32_draws(python_mode):
-    with pytensor.config.change_flags(floatX="float32"):
-        with pm.Model() as model:
-            v = pm.HalfNormal("v", shape=2)
-            pm.Deterministic("w", 2 * v)
-        approx = NGVIApproximation(LogDensity(model), mixture())
-        posterior = approx.sample(3, include_transformed=True, random_seed=1)["posterior"]
-        assert {value.dtype for value in posterior.data_vars.values()} == {np.dtype("float32")}
-        assert_allclose(posterior["w"].values[0], 2 * np.exp(approx.draw_flat(3, 1)), rtol=1e-6)
-        assert approx.sample_node(model["w"], size=2).eval().dtype == "float32"
-
-
-def test_random_deterministics_differ_between_draws():
-    with pm.Model() as model:
-        a = pm.HalfNormal("a")
-        pm.Deterministic("noise", pm.Normal.dist(0, 1, shape=2) + 0 * a)
-    density = LogDensity(model)
-    approx = NGVIApproximation(density, full_state(1))
-    noise = [approx.sample(400, random_seed=seed)["posterior"]["noise"].values[0] for seed in (1, 1, 2)]
-    assert len(np.unique(noise[0])) == 800
-    assert_array_equal(noise[0], noise[1])
-    assert not np.allclose(noise[0], noise[2])
-    assert_moments(noise[0], np.zeros(2), np.eye(2))
 
 
 @pytest.mark.parametrize("where", ["vectorising", "running"])

@@ -12,7 +12,6 @@ from pymc_ngvi.core.messages import Reason, Unavailable
 from pymc_ngvi.core.prices import UsedUp, Work
 from pymc_ngvi.families import FullState
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of
-from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.posteriors.kinds import KINDS, PosteriorStart, highest_mode
 from pymc_ngvi.posteriors.plan import Decision
 from pymc_ngvi.results import choice
@@ -227,25 +226,6 @@ def test_an_exact_posterior_that_takes_far_more_values_is_left():
     assert 0.0 < before == work.spent
 
 
-def test_gradients_count():
-    density, work = LogDensity(curved(8)), Work()
-    with work.counting():
-        density.logp_grad(np.zeros((3, 8)))
-    assert work.spent == pytest.approx(3 * density.gradient_seconds)
-
-
-def test_nodes_count():
-    """Four draws at three nodes each, rows by their number."""
-    with pm.Model() as model:
-        pm.Normal("x", pm.Normal("mean"), 1.0, shape=4)
-    density, work = LogDensity(model), Work()
-    fitted = FittedDensity(density, forest_of(density), np.zeros(5))
-    fitted.split()
-    with work.counting():
-        fitted.terms(np.zeros((4, 1)), np.zeros((4, 3, 4)))
-    assert work.spent == pytest.approx(12 * prices.of_node(4))
-
-
 def test_what_was_asked_for_may_take_what_there_is(monkeypatch):
     """Twice its price, if it was not."""
     seen = []
@@ -263,17 +243,6 @@ def test_what_was_asked_for_may_take_what_there_is(monkeypatch):
     assert seen[0] == np.inf
     assert 40.0 < seen[1] <= 50.0
     assert seen[2] == prices.LEAST_PRICE
-
-
-def test_a_fit_is_left_after_what_others_take():
-    from pymc_ngvi.fitting.options import options_for
-
-    model = curved(8)
-    density = LogDensity(model)
-    for given, is_left in ({}, True), ({"posterior": "gaussian"}, False), ({"family": "full"}, False):
-        options = options_for(given, density)
-        candidates = choice.Candidates(choice.Choice(options.posterior, 1), density, None)
-        assert (0.0 < candidates._pause_after(options) < 60.0) is is_left
 
 
 # --- what chains begin from -------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-import xarray as xr
 
 from scipy.stats import norm
 
@@ -114,14 +113,9 @@ def test_counts_that_equal_the_truth_are_ranked_at_random():
         mu = pm.Normal("mu", 0.0, 1.0)
         pm.Deterministic("sign", pt.sign(mu))
         pm.Normal("y", mu, 1.0, observed=np.zeros(2))
-    pit = pymc_ngvi.calibrate(model, 100, **QUIET).pit.sign.values
-    assert len(np.unique(pit)) > 80
-    assert abs(pit.mean() - 0.5) < 4 * 0.289 / 10
-
-
-def test_processes_give_the_same_bits():
-    one, two = (pymc_ngvi.calibrate(poisson(), 20, n_jobs=n, **QUIET) for n in (1, 2))
-    xr.testing.assert_identical(one.pit, two.pit)
+    pit = pymc_ngvi.calibrate(model, 36, **QUIET).pit.sign.values
+    assert len(np.unique(pit)) > 28
+    assert abs(pit.mean() - 0.5) < 4 * 0.289 / 6
 
 
 def test_a_fit_is_made_again_with_the_data_that_were_simulated(calibration):
@@ -153,14 +147,14 @@ def test_fits_that_fail_are_counted_and_left_out(monkeypatch):
 
     def broken(*args):
         drawn = honest(*args)
-        drawn[4].observed["y"] = np.full(3, np.nan)
+        drawn[4].observed["y"] = np.full(12, np.nan)
         return drawn
 
     monkeypatch.setattr(module, "simulate", broken)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = pymc_ngvi.calibrate(poisson(), 25, **QUIET)
-    assert np.isnan(found.pit.rate).values.tolist() == [k == 4 for k in range(25)]
+        found = pymc_ngvi.calibrate(regression(), 25, **QUIET)
+    assert np.isnan(found.pit.end).values.tolist() == [k == 4 for k in range(25)]
     assert (found.summary().n == 24).all()
     assert "24 of 25 fits" in found.sentence
 

@@ -6,6 +6,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from gaussian import in_groups
+
 from pymc_ngvi import NGVI, NotExactError, fit_ngvi
 from pymc_ngvi.posteriors.kinds import TreeKind
 
@@ -20,14 +22,6 @@ def _of_users(monkeypatch):
 
 
 of_users = pytest.mark.usefixtures("_of_users")
-
-
-def in_groups():
-    y = np.random.default_rng(3).normal(np.repeat([-1.0, 0.0, 1.0, 2.0], 5))
-    with pm.Model() as model:
-        a = pm.Normal("a", 0.0, pm.HalfNormal("tau"), shape=4)
-        pm.Normal("y", a[np.repeat(range(4), 5)], observed=y)
-    return model
 
 
 def fails(error):
@@ -147,13 +141,6 @@ def test_some_are_always_raised(error, monkeypatch):
     patch_kind(monkeypatch, "nested", "run", fails(error()))
     with pytest.raises(error):
         fit_ngvi(model=in_groups(), **QUIET)
-
-
-@pytest.mark.parametrize("name", ["exact", "nested"])
-def test_in_tests_it_is_raised(name, monkeypatch):
-    patch_kind(monkeypatch, name, "run", fails(ZeroDivisionError("a fault")))
-    with pytest.raises(ZeroDivisionError, match="a fault"):
-        fit_ngvi(model=in_groups(), posterior=name, **QUIET)
 
 
 # --- which is taken ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Chains that begin at a fit: they find the posterior, and are never said to have arrived where they have not."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pymc as pm
 import pytensor
@@ -20,7 +18,6 @@ from pymc_ngvi.moves.posterior import (
     N_STARTS,
     Chains,
     MovedChecks,
-    _Moving,
     effective_sizes,
     mixing_of,
     most_trend,
@@ -349,12 +346,12 @@ def check_distribution(ended, values, cdf):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_heavy_tails_have_their_quantiles(seed):
-    """Twenty coordinates of Student's t with 1.5 degrees of freedom: there is no variance."""
+    """Eight coordinates of Student's t with 1.5 degrees of freedom: there is no variance."""
 
     def student(x, nu=1.5):
         return -0.5 * (nu + 1.0) * np.log1p(x**2 / nu).sum(axis=1), -(nu + 1.0) * x / (nu + x**2)
 
-    ended = moved(student, standard(20), seed=seed)
+    ended = moved(student, standard(8), seed=seed)
     assert ended.checks.tells_limits
     assert not ended.checks.is_reliable
     check_distribution(ended, ended.draws.x, lambda x: stats.t.cdf(x, 1.5))
@@ -402,20 +399,6 @@ def test_a_spike_in_a_slab_is_right_or_refused(width, seed):
     ended = moved(spiked(width), standard(1), seed=seed, most=1_000_000)
     if ended.checks.is_exact:
         check_distribution(ended, ended.draws.x, lambda x: 0.5 * (stats.norm.cdf(x) + stats.norm.cdf(x, 0.0, width)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_funnel_of_ten_is_right_or_refused(seed):
-    def funnel(x):
-        v, y = x[:, 0], x[:, 1:]
-        squares = np.sum(y**2, axis=1) * np.exp(-v)
-        grad = np.column_stack([-v / 9.0 + 0.5 * squares - 4.5, -y * np.exp(-v)[:, None]])
-        return -(v**2) / 18.0 - 0.5 * squares - 4.5 * v, grad
-
-    ended = moved(funnel, standard(10), seed=seed, most=6_000_000)
-    if ended.checks.is_exact:
-        check_distribution(ended, ended.draws.x[..., :1], lambda v: stats.norm.cdf(v, 0.0, 3.0))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -534,10 +517,3 @@ def test_the_error_of_a_limit_is_that_of_the_density_there(seed):
     x = np.random.default_rng(seed).exponential(size=(200, 64, 1))
     size = effective_sizes(x, np.zeros(1))
     assert_allclose(size.limit_error, np.sqrt(0.05 * 0.95 / size.tail) / 0.05, rtol=0.25)
-
-
-def test_gradients_until_chains_arrive_go_by_the_variance_between_them():
-    half_way = SimpleNamespace(basins=None, n_done=3)
-    rhat = np.sqrt(1.0 + 8.0 * (MOST_RHAT**2 - 1.0))
-    assert_allclose(_Moving.times_to_arrive(half_way, rhat), 8.0)
-    assert _Moving.times_to_arrive(half_way, 1.0) == 1.0

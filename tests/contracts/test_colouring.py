@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.spatial import Delaunay
 
-from pymc_ngvi.core import sparsity as module
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sparsity import Colouring
 
@@ -116,19 +115,3 @@ def test_recovers_any_matrix(pattern):
     colouring = Colouring.of(pattern)
     assert colouring.n_colours <= pattern.n_dim
     check_recovery(pattern, colouring)
-
-
-@given(graphs(), st.randoms(use_true_random=False))
-@settings(max_examples=300, deadline=None, derandomize=True)
-def test_greedy_colourings_are_star_colourings_in_any_order(pattern, random):
-    matrix = pattern.matrix.toarray() & ~np.eye(pattern.n_dim, dtype=bool)
-    order = list(range(pattern.n_dim))
-    random.shuffle(order)
-    colours = module._star_colouring([np.flatnonzero(row).tolist() for row in matrix], order)
-    # No edge in one colour, and no path of four vertices in two: by going through all of them.
-    for a, b in np.argwhere(matrix):
-        assert colours[a] != colours[b]
-        for c in np.flatnonzero(matrix[b]):
-            for d in np.flatnonzero(matrix[c]):
-                distinct = len({a, b, c, d}) == 4
-                assert not (distinct and colours[a] == colours[c] and colours[b] == colours[d])

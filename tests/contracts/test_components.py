@@ -6,7 +6,6 @@ import warnings
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
 import xarray as xr
 
@@ -84,13 +83,6 @@ def bimodal_density():
 def bimodal(bimodal_density):
     """A posterior of two modes, and q the posterior itself."""
     return NGVIApproximation(bimodal_density, EXACT, random_seed=1)
-
-
-@pytest.fixture
-def python_mode():
-    """PyMC's own functions without compilation: they are not what is tested."""
-    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
-        yield
 
 
 def record(**changes):
@@ -214,24 +206,6 @@ def test_draws_are_those_of_the_seed_with_or_without_their_components(approx):
     assert_array_equal(trace.get_sampler_stats("component"), stats_of_draws["component"].values[0])
 
 
-def test_draws_far_from_the_others_are_of_their_component(bimodal):
-    tree = bimodal.sample(500, random_seed=1)
-    x, component = tree["posterior"]["x"].values, tree["sample_stats"]["component"].values
-    clear = np.abs(x) > 1.0  # beyond, the smaller responsibility is below 1e-3
-    assert np.mean(clear & (component == (x > 0))) > 0.99 * clear.mean()
-
-
-def test_draws_go_to_disk_and_to_predictions(model, approx, python_mode, tmp_path):
-    tree = approx.sample(10, random_seed=1)
-    tree.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
-    with xr.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
-        for group in ("posterior", "sample_stats", "components"):
-            xr.testing.assert_equal(read[group].to_dataset().load(), tree[group].to_dataset())
-    with model:
-        predictive = pm.sample_posterior_predictive(tree, progressbar=False, random_seed=1)
-    assert predictive["posterior_predictive"]["y"].shape == (1, 10, 8)
-
-
 # --- was it worth it? -------------------------------------------------------------------------------------------------
 
 
@@ -274,19 +248,6 @@ def test_error_of_the_gain_is_its_scatter(bimodal):
     scatter = np.std([w.gain for w in found], ddof=1)
     # Four standard errors of a standard deviation from 60 values.
     assert_allclose(np.mean([w.se for w in found]), scatter, rtol=4 / np.sqrt(2 * 60))
-
-
-def test_khats_are_those_of_the_two(bimodal):
-    narrow = GAUSSIANS["narrow"]
-    bimodal.set_state(mixture_1d([-2.0, 2.0], [0.4, 0.5], [0.3, 0.7]))
-    found = bimodal.worth(2_000, 5, gaussian=narrow)
-    assert found.khat == bimodal.khat(2_000, 5)
-    alone = NGVIApproximation(bimodal.density, narrow)
-    # The normals behind both are the same: q has a column of uniforms after them.
-    assert_allclose(found.khat_gaussian, alone.khat(2_000, 5), rtol=1e-9)
-    few = bimodal.worth(99, 5, gaussian=narrow)
-    assert few.khat is None
-    assert few.khat_gaussian is None
 
 
 def test_draws_where_the_density_is_not_finite_are_left_out():

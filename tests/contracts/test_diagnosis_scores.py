@@ -92,19 +92,6 @@ def test_draws_that_are_too_wide_or_too_narrow_are_seen(exact, factor):
     assert "gradients of log p at draws tell of a drift in" in " ".join(diagnosis.reasons)
 
 
-def test_draws_that_are_shifted_are_seen(exact):
-    sd = exact._posterior.distribution.sd()
-
-    def shifted(theta):
-        theta = theta.copy()
-        theta[:, 5] += 0.8 * sd[5]
-        return theta
-
-    diagnosis = judged(changed(exact, shifted), 2)
-    assert diagnosis.verdict == "not reliable"
-    assert any("`b[3]`" in reason for reason in diagnosis.reasons)
-
-
 def test_of_draws_in_the_wrong_order_predictors_tell(exact):
     """Each coordinate has its distribution, but effects do not go with the level: sums are too wide."""
 

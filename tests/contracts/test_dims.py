@@ -123,7 +123,8 @@ def test_a_fit_takes_the_same_way_and_gives_the_same_draws(fits):
 def test_what_follows_a_fit_works(fits, tmp_path):
     fit, plain = fits
     idata = fit.sample(20, random_seed=2)
-    with fit.model:
+    # PyMC's own functions without compilation: they are not what is tested.
+    with fit.model, pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
         pm.compute_log_likelihood(idata, progressbar=False)
         pm.sample_posterior_predictive(idata, random_seed=1, progressbar=False, extend_inferencedata=True)
     rate = idata.posterior["rate"].values
@@ -172,7 +173,7 @@ def test_initial_values_of_the_model_are_on_the_constrained_scale():
     np.testing.assert_allclose(points[0], points[1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("reparam", [None, "rvb2", "noncentred"])
+@pytest.mark.parametrize("reparam", [None, "rvb2"])
 def test_float32_models_are_fitted_in_float64(reparam):
     """The random variables of `pymc.dims` are lowered in the precision that they were made in."""
 

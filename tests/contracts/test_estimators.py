@@ -170,27 +170,13 @@ def test_one_antithetic_pair_with_hessians_is_exact_on_a_quadratic(family, estim
     np.testing.assert_allclose(as_matrix(state, moments.curvature), expected, rtol=1e-9, atol=1e-10)
 
 
-@of_pairs(*FROM_GRADIENTS)
-@pytest.mark.parametrize("kind", ["sobol", "antithetic"])
-def test_one_antithetic_pair_has_the_exact_gradient_of_a_quadratic(family, estimator, kind, rng):
-    """The curvature is another matter: from gradients alone, it has noise."""
-    state = random_state(family, 4, rng)
-    precision = np.linalg.inv(random_covariance(rng, 4))
-    target = Quadratic(rng.standard_normal(4), precision)
-    moments = estimate(estimator, target, state, BASE_DRAWS[kind](2, 4, rng))
-    c = whitener(state)
-    np.testing.assert_allclose(moments.grad, c.T @ precision @ (target.mean - state.mean()), rtol=1e-10)
-    error = as_matrix(state, moments.curvature) - stored(family, c.T @ precision @ c)
-    assert np.abs(error).max() > 0.1
-
-
-@of_pairs_and_seeds()
+@each_pair
 @stl_or_not
 @each_kind
-def test_gradient_and_curvature_are_unbiased(family, estimator, seed, stl, kind):
+def test_gradient_and_curvature_are_unbiased(family, estimator, stl, kind):
     """Against quadrature: at most 20 comparisons, each within 4 standard errors over 300 replicates of 8 draws."""
     target = logistic()
-    state, rng = off_optimum(target, family, seed), np.random.default_rng(seed)
+    state, rng = off_optimum(target, family, 1), np.random.default_rng(1)
     sets = [BASE_DRAWS[kind](8, target.n_dim, rng).z for _ in range(N_SETS)]
     base = BaseDraws(np.concatenate(sets), N_SETS, antithetic=kind != "plain")
     moments = estimate(estimator, target, state, base, stl=stl)
@@ -203,15 +189,6 @@ def test_gradient_and_curvature_are_unbiased(family, estimator, seed, stl, kind)
     np.testing.assert_allclose(
         state.flat(state.add_to_diagonal(moments.curvature, -1.0)), errors.mean(axis=0), rtol=1e-8, atol=1e-10
     )
-
-
-@of_pairs("price", "stein")
-def test_gradient_and_curvature_are_unbiased_for_counts(family, estimator):
-    """Over 300 sets of 32 draws; the gradients of a Poisson likelihood have heavier tails."""
-    target, state, sets = repeated(family, estimator, poisson, "off it", 1)
-    grad, curvature = exact_moments(target, state, family, estimator)
-    assert_mean_is([m.grad for m in sets], grad, 4.0)
-    assert_mean_is([as_matrix(state, m.curvature) for m in sets], curvature, 4.0)
 
 
 @of_pairs_and_seeds()
@@ -227,27 +204,6 @@ def test_standard_errors_are_those_seen_over_repeated_draws(family, estimator, s
     ):
         ratio = np.mean(claimed**2, axis=0) / value.var(axis=0, ddof=1)
         assert (np.abs(ratio - 1.0) < 0.5).all()
-
-
-@each_pair
-@two_seeds
-def test_gap_formula_and_floor_in_explicit_sums(family, estimator, seed):
-    """floor = sum_r |u_r - mean u|^2 / (2 R (R-1)) over the replicates, u = (g, (A - I) / sqrt 2)."""
-    target = logistic()
-    state = off_optimum(target, family, seed)
-    base = sobol_draws(64, target.n_dim, np.random.default_rng(seed))
-    n, rows = base.n_replicates, []
-    for part in base.replicates():
-        grad, curvature = in_matrices(family, estimator, target, state, base.z[part])
-        rows.append(np.append(grad, ((curvature - np.eye(target.n_dim)) / np.sqrt(2)).ravel()))
-    u = np.array(rows)
-    centred = u - u.mean(axis=0)
-    products = u @ u.T
-    pairs = np.sum(products**2) - np.sum(np.diag(products) ** 2)
-    moments = estimate(estimator, target, state, base)
-    np.testing.assert_allclose(moments.gap, 0.5 * np.sum(u.mean(axis=0) ** 2), rtol=1e-9)
-    np.testing.assert_allclose(moments.floor, np.sum(centred**2) / (2 * n * (n - 1)), rtol=1e-9)
-    np.testing.assert_allclose(moments.floor_sd, np.sqrt(pairs / (n * (n - 1)) / (2 * n * (n - 1))), rtol=1e-9)
 
 
 @of_pairs_and_seeds()

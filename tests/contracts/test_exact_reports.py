@@ -4,10 +4,8 @@ import functools
 import logging
 import re
 
-import arviz_stats
 import matplotlib
 import numpy as np
-import pymc as pm
 import pytest
 
 from exact import COUNTS, GROUP, MODELS, QUIET, fit, one
@@ -102,19 +100,6 @@ def test_a_message_where_the_pool_can_give_no_more(caplog):
     assert float(found[1].replace(",", "")) == round(size)
     assert 10_000 < size < 16_000
     assert tree.posterior.attrs["distinct_global_draws"] <= 16_000
-
-
-def test_a_pool_is_made_larger_once(monkeypatch):
-    approx = fitted("plain")
-    calls = []
-    density = approx._state.rest.density
-    logp = density._density.logp
-    monkeypatch.setattr(density._density, "logp", lambda theta: calls.append(len(theta)) or logp(theta))
-    approx.sample(3_300)
-    drawn = len(calls)
-    assert drawn > 0
-    approx.sample(3_300)
-    assert len(calls) == drawn
 
 
 def test_the_same_seed_gives_the_same_bits():
@@ -283,25 +268,6 @@ def test_the_object_of_inference():
     assert_array_equal(approx._state.gaussian.mean(), approx.gaussian.mean_flat)
     assert not np.array_equal(approx.mean_flat, mean)
     assert_array_equal(node.eval(), approx.mean_flat)
-
-
-def test_predictions():
-    approx = fitted("one")
-    tree = approx.sample(1_000, random_seed=1)
-    with model_of("one"):
-        predicted = pm.sample_posterior_predictive(tree, random_seed=1, progressbar=False)
-    rate = np.exp(tree.posterior["mu"] + tree.posterior["b"]).mean(("chain", "draw")).values[GROUP]
-    seen = predicted.posterior_predictive["y"]
-    error = seen.std(("chain", "draw")) / np.sqrt(1_000)
-    assert_allclose(seen.mean(("chain", "draw")), rate, atol=5.0 * float(error.max()))
-
-
-def test_leave_one_out():
-    tree = fitted("one").sample(1_000, random_seed=1, log_likelihood=True)
-    loo = arviz_stats.loo(tree)
-    assert tree.log_likelihood["y"].shape == (1, 1_000, len(COUNTS))
-    # The log density of counts given the mean of all of them, about: no worse.
-    assert -110.0 < loo.elpd < -60.0
 
 
 # Bambi 0.21 asks pandas for columns of objects in a way that is to change.

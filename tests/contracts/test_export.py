@@ -40,13 +40,6 @@ def approx(model):
 
 
 @pytest.fixture
-def python_mode():
-    """PyMC's own functions without compilation: they are not what is tested."""
-    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
-        yield
-
-
-@pytest.fixture
 def no_compilation(monkeypatch):
     """Make every call of PyTensor's compiler an error."""
 

@@ -278,17 +278,6 @@ def test_as_many_units_as_rows():
     check(one_layer(n_units=N), lambda theta: one_layer_rows(theta, n_units=N), "layers")
 
 
-def test_minibatches():
-    x, y = pm.Minibatch(X, BINARY, batch_size=5)
-    density, rng = LogDensity(one_layer(x, y, N), "quick"), np.random.default_rng(2)
-    theta = rng.normal(size=(3, density.n_dim))
-    for _ in range(3):
-        [at] = [rows.get_value() for rows in density.minibatches.rows]
-        compare(density, theta, lambda point, at=at: one_layer_rows(point, at), scale=N / 5)
-        density.next_batch(rng)
-    assert density.by_observation.squares().way == "layers"
-
-
 def test_data_of_a_length_that_is_not_known():
     with pm.Model() as model:
         x, y = pm.Data("x", X), pm.Data("labels", BINARY)
@@ -300,33 +289,7 @@ def test_data_of_a_length_that_is_not_known():
     compare(density, np.full((1, density.n_dim), 0.3), lambda point: one_layer_rows(point, slice(7)))
 
 
-def test_groups():
-    """Effects that are taken by an index, and used again elsewhere."""
-    with pm.Model() as model:
-        slope, effect = normal("slope", D), normal("effect", 4)
-        pm.Poisson("y", mu=pt.exp(X @ slope + effect[GROUP]), observed=COUNTS)
-
-    def rows(theta):
-        eta = X @ theta[:D] + theta[D:][GROUP]
-        return COUNTS * eta - np.exp(eta)
-
-    check(model, rows, "layers")
-
-
 # --- weights that are used more than once -----------------------------------------------------------------------------
-
-
-def test_weights_of_two_layers():
-    with pm.Model() as model:
-        w1, w2, w3 = normal("w1", D, H), normal("w2", H, H), normal("w3", H)
-        hidden = pm.math.tanh(pm.math.tanh(pm.math.tanh(X @ w1) @ w2) @ w2)
-        pm.Normal("y", hidden @ w3, 1.0, observed=REAL)
-
-    def rows(theta):
-        w1, w2, w3 = split(theta, (D, H), (H, H), H)
-        return -0.5 * (REAL - np.tanh(np.tanh(np.tanh(X @ w1) @ w2) @ w2) @ w3) ** 2
-
-    check(model, rows, "layers")
 
 
 def tied(theta):
@@ -340,19 +303,6 @@ def test_weights_and_their_transpose_and_biases_as_weights():
         hidden = pm.math.tanh(pm.math.tanh(X @ w + b) @ w.T) @ w
         pm.Normal("y", hidden @ b, 1.0, observed=REAL)
     check(model, tied, "layers")
-
-
-def test_weights_that_are_scaled():
-    """Not centred: the weights are a function of two variables."""
-    with pm.Model() as model:
-        raw, scale, w2 = normal("raw", D, H), normal("scale"), normal("w2", H)
-        pm.Normal("y", pm.math.tanh(X @ (raw * pt.exp(scale))) @ w2, 1.0, observed=REAL)
-
-    def rows(theta):
-        raw, scale, w2 = split(theta, (D, H), (), H)
-        return -0.5 * (REAL - np.tanh(X @ (raw * np.exp(scale))) @ w2) ** 2
-
-    check(model, rows, "layers")
 
 
 def test_one_element_beside_the_whole():

@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from matrix import lower_matrix, symmetric_matrix
+from matrix import symmetric_matrix
 from scipy import linalg, sparse, stats
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -28,7 +28,7 @@ from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import Precisions, SparseStructure, SummedStructure, find_blocks, find_filled, step_flops
 from pymc_ngvi.methods import UPDATES
 from pymc_ngvi.methods.adaptive import moments_of, natural_gradient
-from pymc_ngvi.methods.cholesky import plus, times_diagonal, times_lower_half, with_positive_diagonal
+from pymc_ngvi.methods.cholesky import plus, times_diagonal, with_positive_diagonal
 from pymc_ngvi.methods.decay import moment_average
 from pymc_ngvi.methods.estimators import Moments, PathMoments
 
@@ -403,28 +403,6 @@ def test_steps_of_a_factor_are_those_of_a_dense_one(case, update, n_outer):
     np.testing.assert_allclose(new.cov()[np.ix_(order, order)], square, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["arrow", "arrow of numbers", "no border"])
-def test_the_step_of_algorithm_2c_is_the_projection_of_the_dense_natural_gradient(case):
-    """Its distance to the dense one is orthogonal, in the Fisher metric, to each entry that the factor has."""
-    full, order = dense_twin(case)
-    left, right = case.rng.standard_normal((2, 2, case.n_dim))
-    natural = times_lower_half(full, Outer(left[:, order], right[:, order], 0.0))
-    projected = lower_matrix(case.state.structure, times_lower_half(case.state, Outer(left, right, 0.0)))
-    cov, units = np.linalg.inv(full.factor @ full.factor.T), np.eye(case.n_dim)
-    lower = np.argwhere(np.tril(case.mask[np.ix_(order, order)]))
-
-    def along(step):
-        """Return the Fisher inner products with a change of each entry."""
-        change = lambda s: s @ full.factor.T + full.factor @ s.T  # noqa: E731
-        whole = cov @ change(step) @ cov
-        return np.array([np.sum(whole * change(np.outer(units[i], units[j]))) for i, j in lower])
-
-    np.testing.assert_allclose(along(natural - projected), 0.0, atol=1e-9 * np.abs(along(natural)).max())
-    if case.mask.all(axis=0).any():  # to take entries out would be something else
-        kept = natural * (projected != 0)
-        assert np.abs(projected - kept).max() > 1e-3 * np.abs(natural).max()
-
-
 @pytest.mark.parametrize("name", ["full", "diagonal", "blocks", "one block"])
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.9])
 def test_merging_averages_the_expectation_parameters(case, weight):
@@ -682,7 +660,7 @@ if "others" in sys.argv:
 """
 
 
-@pytest.mark.parametrize("how", ["no cache", "others"])
+@pytest.mark.parametrize("how", [pytest.param("no cache", marks=pytest.mark.slow), "others"])
 def test_loops_are_compiled_wherever_they_run(how, tmp_path):
     """With an empty cache by two processes at once."""
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}

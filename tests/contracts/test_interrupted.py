@@ -9,6 +9,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from gaussian import in_groups
+
 import pymc_ngvi
 
 from pymc_ngvi import NGVI, Status, fit_ngvi
@@ -27,14 +29,6 @@ def two_modes():
     with pm.Model() as model:
         x = pm.Normal("x", 0.0, 5.0, shape=2)
         pm.Normal("y", x[0] ** 2 + x[1], 1.0, observed=np.full(20, 9.0))
-    return model
-
-
-def in_groups():
-    y = np.random.default_rng(3).normal(np.repeat([-1.0, 0.0, 1.0, 2.0], 5))
-    with pm.Model() as model:
-        a = pm.Normal("a", 0.0, pm.HalfNormal("tau"), shape=4)
-        pm.Normal("y", a[np.repeat(range(4), 5)], observed=y)
     return model
 
 
@@ -179,13 +173,6 @@ def test_in_the_search_for_other_modes_the_first_fit_is_kept(place, monkeypatch)
 # --- what follows it --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("_nested_first")
-def test_in_what_comes_before_any_gaussian_fit_it_is_raised(monkeypatch):
-    patch_kind(monkeypatch, "nested", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        fit_ngvi(model=in_groups(), **QUIET)
-
-
 @pytest.mark.parametrize("wanted", ["auto", "exact", "nested", "moved"])
 def test_in_another_posterior_the_gaussian_fit_is_kept(wanted, monkeypatch):
     options = {"model": in_groups(), **QUIET}
@@ -202,17 +189,6 @@ def test_in_another_posterior_the_gaussian_fit_is_kept(wanted, monkeypatch):
     assert str(approx.plan.of(kind).outcome.value) == "interrupted"
     assert approx.plan.taken.kind == "gaussian"
     assert same_bits(approx, fit_ngvi(posterior="gaussian", **options))
-
-
-def test_in_the_diagnosis_before_the_last_resort_the_gaussian_fit_is_kept(monkeypatch):
-    x = np.random.default_rng(3).standard_normal((60, 61))
-    with pm.Model() as model:
-        pm.Bernoulli("y", logit_p=pm.Normal("a") + x @ pm.Normal("b", shape=61), observed=(x[:, 0] > 0.5).astype(int))
-    monkeypatch.setattr("pymc_ngvi.results.choice.is_nearly_even", lambda *args: False)
-    monkeypatch.setattr("pymc_ngvi.results.choice.standing_diagnosis", interrupt)
-    left = "pymc_ngvi.results.choice.TimeBudget.left"
-    monkeypatch.setattr(left, lambda *args, is_plain=False: 0.0 if is_plain else 10.0)
-    assert_interrupted(fit_ngvi(model=model, **QUIET), "the moved posterior")
 
 
 @pytest.mark.usefixtures("_nested_first")

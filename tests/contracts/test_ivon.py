@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from matrix import make_rule
+from matrix import make_rule, path
 from targets import Quadratic, logistic
 
 from pymc_ngvi.core.draws import BASE_DRAWS
@@ -17,14 +17,6 @@ pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
 CHOICE = choose(step="ivon")
 two_seeds = pytest.mark.parametrize("seed", [1, 2], ids=["seed1", "seed2"])
-
-
-def path(rule, q, n):
-    """Return the states of a rule after 0, ..., n iterations."""
-    states = [rule.init(q)]
-    for _ in range(n):
-        states.append(rule.step(states[-1]))
-    return states
 
 
 def rates(t, step_size=0.1):

@@ -16,7 +16,6 @@ import pymc_ngvi
 
 from pymc_ngvi.core.importance import Side, bridge
 from pymc_ngvi.marginal import left_out
-from pymc_ngvi.marginal.left_out import DataParts, passes
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -132,18 +131,6 @@ def test_the_future(approx):
     expected = [given([t, t + 1], range(t)) for t in range(19, 23)]
     np.testing.assert_allclose(found.elpd_i, expected, **CLOSE_OF_GROUPS)
     assert (found.forecast_horizon, found.min_observations, found.n_refits) == (2, 19, 0)
-
-
-def test_the_model_is_as_it_was(approx):
-    names = set(approx.model.named_vars)
-    approx.leave_out(groups="school", random_seed=1)
-    assert set(approx.model.named_vars) == names
-    assert [rv.name for rv in approx.model.observed_RVs] == ["y"]
-
-
-def test_the_same_seed_gives_the_same_bits(approx):
-    one, two = (approx.leave_out(folds=3, random_seed=5).elpd for _ in range(2))
-    assert one == two
 
 
 # --- by draws, and by fits ---
@@ -338,17 +325,6 @@ def test_models_are_compared(approx):
 
 
 # --- what is left out ---
-
-
-def test_sets_that_share_no_block_go_in_one_pass():
-    blocks = [np.array(b) for b in ([0], [0], [1, 2], [2], [3], [])]
-    assert passes(blocks).tolist() == [0, 1, 0, 1, 0, 0]
-
-
-def test_parts_of_the_future():
-    parts = DataParts.of_future(np.array([0, 1, 2, 3]), 2, 1)
-    assert parts.out.toarray().tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
-    assert parts.scored.toarray().tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
 
 
 @pytest.mark.parametrize(

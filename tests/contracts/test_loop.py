@@ -113,37 +113,6 @@ def test_a_fit_that_had_converged_in_the_iteration_of_the_stop_is_converged():
     assert loop.run(rule, loop.start(rule, None), 10, raise_at(3, StopIteration)).status is Status.CONVERGED
 
 
-def test_other_errors_are_not_swallowed():
-    rule = Counting()
-    with pytest.raises(ZeroDivisionError):
-        loop.run(rule, loop.start(rule, None), 10, raise_at(2, ZeroDivisionError))
-
-
-@pytest.mark.parametrize("stop", [StopIteration, KeyboardInterrupt, None], ids=["stopped", "interrupted", "limit"])
-def test_resuming_equals_never_having_stopped(stop):
-    rule = Counting(last=7)
-    whole = loop.run(rule, loop.start(rule, None), 100, ignore)
-    if stop is KeyboardInterrupt:
-        part = interrupted(rule, raise_at(3, stop))
-    else:
-        observe, n = (ignore, 3) if stop is None else (raise_at(3, stop), 100)
-        part = loop.run(rule, loop.start(rule, None), n, observe)
-        assert part.status.resumable
-    assert part.n_iterations == 3
-    resumed = loop.run(rule, loop.reopen(rule, part), 100, ignore)
-    assert resumed.status is whole.status is Status.CONVERGED
-    assert_history(resumed, 7)
-    np.testing.assert_array_equal(resumed.history.losses, whole.history.losses)
-    np.testing.assert_array_equal(resumed.history.gaps, whole.history.gaps)
-
-
-def test_a_converged_fit_does_not_go_on():
-    rule = Counting(last=3)
-    state = loop.run(rule, loop.start(rule, None), 10, ignore)
-    assert loop.reopen(rule, state) is state
-    assert loop.run(rule, state, 10, ignore) is state
-
-
 @pytest.mark.parametrize("status", list(Status), ids=str)
 def test_every_status_says_what_happened_and_what_to_do(status):
     assert str(status) == status.label

@@ -84,25 +84,12 @@ def no_worker():
         yield client
 
 
-@pytest.fixture(scope="module")
-def processes():
-    import dask
-
-    from distributed import Client, LocalCluster
-
-    # Processes start slowly on a busy machine.
-    patient = {"distributed.comm.timeouts.connect": "180s", "distributed.comm.timeouts.tcp": "180s"}
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "localhost:0", "silence_logs": 50}
-    with dask.config.set(patient), LocalCluster(**options) as cluster, Client(cluster, timeout=180) as client:
-        yield client
-
-
-def test_the_bits_are_those_of_fits_here(processes, tmp_path):
+def test_the_bits_are_those_of_fits_here(cluster, tmp_path):
     rng = np.random.default_rng(1)
     data = [{"y_data": rng.binomial(1, 0.3 + 0.05 * k, 20)} for k in range(N_FITS)]
     here, there = (
         pymc_ngvi.fit_many(with_groups(), data, client=client, draws_to=tmp_path / str(k), **QUIET)
-        for k, client in enumerate((None, processes))
+        for k, client in enumerate((None, cluster))
     )
     assert set(there.dataset.posterior.values) == {"exact"}
     xr.testing.assert_identical(without_seconds(there), without_seconds(here))
@@ -186,14 +173,14 @@ class EndsItsWorker:
         return np.ones(5)
 
 
-def test_a_worker_that_dies_takes_no_other_fit_with_it(here, processes, monkeypatch):
-    monkeypatch.setattr(processes.cluster.scheduler, "allowed_failures", 0)
+def test_a_worker_that_dies_takes_no_other_fit_with_it(here, cluster, monkeypatch):
+    monkeypatch.setattr(cluster.cluster.scheduler, "allowed_failures", 0)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import the tests
     data = data_sets()
     data[4] = {"y": EndsItsWorker(os.getpid())}
     try:
         with pytest.warns(UserWarning, match=r"1 of 7 fits failed \(4\): .* The process ended during this fit"):
-            found = pymc_ngvi.fit_many(normal(), data, client=processes, **QUIET)
+            found = pymc_ngvi.fit_many(normal(), data, client=cluster, **QUIET)
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     xr.testing.assert_identical(without_seconds(found).drop_sel(fit=4).mu, without_seconds(here).drop_sel(fit=4).mu)

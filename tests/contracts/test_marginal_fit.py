@@ -95,50 +95,11 @@ def test_a_glmm_against_brute_force(fitted, truth, centred, seed):
         assert worse[:, 1].std() < 0.95 * truth.sd[1]
 
 
-def test_moments_are_those_of_draws(fitted):
-    approx = fitted()
-    theta = approx._distribution.draw(4_000, np.random.default_rng(1))
-    mean, sd = approx.mean_flat, approx.sd_flat
-    np.testing.assert_allclose((theta.mean(axis=0) - mean) / sd, 0.0, atol=5.0 / np.sqrt(2_000))
-    np.testing.assert_allclose(theta.std(axis=0) / sd, 1.0, atol=0.1)
-
-
-def test_the_same_seed_gives_the_same_bits(models, fitted):
-    first, second, other = fitted(), fit(models[True]), fitted(seed=2)
-    np.testing.assert_array_equal(first.mean_flat, second.mean_flat)
-    np.testing.assert_array_equal(flat(first, 100), flat(second, 100))
-    assert not np.array_equal(flat(first, 100), flat(first, 100, seed=4))
-    assert not np.array_equal(first.mean_flat, other.mean_flat)
-
-
-def test_gaussian_is_what_was_asked_for(models, fitted):
-    approx = fit(models[True], posterior="gaussian")
-    assert not approx.is_exact
-    assert approx.gaussian is approx
-    assert not approx.checks.is_exact
-    assert approx.record.posterior == ""
-    np.testing.assert_array_equal(approx.mean_flat, fitted().gaussian.mean_flat)
-
-
 @pytest.mark.parametrize("options", [{"family": "sparse"}, {"update": "cholesky"}])
 def test_a_named_method_gives_its_gaussian(models, options):
     approx = fit(models[True], **options)
     assert not approx.is_exact
     assert not isinstance(approx._state, PoolState)
-
-
-def test_refine(models):
-    """The Gaussian fit goes on; the exact step is done again, and the object stays the same."""
-    approx = fit(models[True], tol=1.0)
-    before = approx.gaussian.record.n_iterations
-    mean = approx.mean_flat
-    again = approx.refine(progressbar=False, tol=1e-3)
-    assert again is approx
-    assert approx.is_exact
-    assert approx.gaussian.record.n_iterations > before
-    assert approx.record.is_exact
-    assert not np.array_equal(approx.mean_flat, mean)
-    np.testing.assert_allclose(approx.mean_flat, mean, atol=0.1)
 
 
 # --- what can't be had ------------------------------------------------------------------------------------------------
@@ -194,12 +155,6 @@ def test_a_large_regression_is_left_to_the_gaussian():
     approx = fit(regression(8_000, 6))
     assert not approx.is_exact
     assert approx.record.posterior.startswith("Gaussian: ")
-
-
-def test_a_small_regression_is_sampled():
-    approx = fit(regression(8, 2))
-    assert approx.is_exact
-    assert approx.checks.n_local == 0
 
 
 def test_a_gaussian_posterior_is_left_as_it_is():

@@ -30,9 +30,8 @@ each_of_the_covariance = pytest.mark.parametrize(
 )
 #: Updates of which a step of size 1 is not exact for a Gaussian posterior.
 OTHERS_ADAPTIVE = [c for c in ADAPTIVE if c not in NATURAL and c.family != "sparse"]
-others_adaptive = pytest.mark.parametrize("choice", OTHERS_ADAPTIVE, ids=lambda c: "-".join(vars(c).values()))
 #: Relative to standard deviations: what one exact step leaves is rounding, times the condition of the target.
-RTOL = {"50 dimensions, condition 1e4": 1e-8, "normal mean": 1e-8, "linear regression": 1e-7}
+RTOL = {"50 dimensions, condition 1e4": 1e-8, "linear regression": 1e-7}
 
 
 def fit_model(model, choice, seed=1, **options):
@@ -88,22 +87,6 @@ def test_gaussian_posterior(choice, posterior):
         assert approx.n_iterations <= 3
     else:
         np.testing.assert_allclose(np.diag(cov), np.diag(best_cov), rtol=0.05)  # steps are corrected by secants
-
-
-@others_adaptive
-def test_gaussian_posterior_of_updates_that_are_not_exact(choice):
-    """Regression coefficients with an intercept: correlated, on several scales, in two variables."""
-    posterior = next(p for p in GAUSSIAN if p.name == "linear regression")
-    approx = fit_model(posterior.build(), choice)
-    mean, cov = moments(approx, posterior.value_names)
-    family = structure(approx, choice, posterior.value_names)
-    assert approx.converged
-    assert -1e-8 < true_gap(posterior, family, mean, cov) < TOL
-    assert_elbo_is(approx, posterior.exact.elbo(mean, cov))
-    best_cov = posterior.exact.optimum(family)[1]
-    np.testing.assert_allclose(np.diag(cov), np.diag(best_cov), rtol=0.05)
-    if choice.family == "full":
-        np.testing.assert_allclose(approx.elbo.value, posterior.exact.log_evidence, atol=1e-3)
 
 
 @each_of_the_covariance
@@ -198,19 +181,6 @@ def test_blocks_of_single_coordinates(seed):
     np.testing.assert_allclose((mean - best_mean) / sd, 0.0, atol=0.1)
     np.testing.assert_allclose(cov / np.outer(sd, sd), best_cov / np.outer(sd, sd), atol=0.05)
     assert np.count_nonzero(cov) == 8
-
-
-@pytest.mark.parametrize("backend", ["quick", pytest.param("numba", marks=pytest.mark.slow)])
-def test_both_linkers(backend):
-    """One target with three shapes and a transform: exact on either."""
-    posterior = next(p for p in POSTERIORS if p.name == "several variables")
-    approx = fit_model(posterior.build(), COMBINATIONS[0], backend=backend)
-    mean, cov = moments(approx, posterior.value_names)
-    best_mean, best_cov = posterior.exact.optimum("full")
-    sd = np.sqrt(np.diag(best_cov))
-    assert approx.backend == backend
-    np.testing.assert_allclose((mean - best_mean) / sd, 0.0, atol=1e-8)
-    np.testing.assert_allclose(cov / np.outer(sd, sd), np.eye(len(sd)), atol=1e-8)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-import warnings
 
 import cloudpickle
 import numpy as np
@@ -11,6 +10,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from gaussian import needs
 from scipy import stats
 
 from pymc_ngvi import LogDensity
@@ -51,13 +51,6 @@ def rows_of(density):
     return [index.rows.get_value() for index in density.minibatches._indices.values()]
 
 
-def needs(backend):
-    if backend == "c" and not pytensor.config.cxx:
-        pytest.skip("needs a C++ compiler")
-    if backend in ("numba", "jax"):
-        pytest.importorskip(backend)
-
-
 def check_one_batch(density):
     """log p is that of the rows in use, and the derivatives are those of log p."""
     [rows] = rows_of(density)
@@ -94,36 +87,6 @@ def test_everything_sees_the_same_batch_until_the_next(backend):
     for (a, logp_a), (b, logp_b) in itertools.pairwise(seen):
         assert (a != b).any()
         assert (logp_a != logp_b).all()
-
-
-def test_numba_sees_the_next_batch():
-    """One small graph, for each node takes time to compile."""
-    needs("numba")
-    with pm.Model() as model:
-        y = pm.Minibatch(Y, batch_size=BATCH)
-        pm.Normal("y", pm.Normal("mu", 0.1, 1.3), 0.7, observed=y, total_size=N)
-    density = LogDensity(model, "numba")
-    theta, rng = np.array([[0.3]]), np.random.default_rng(2)
-    for _ in range(2):
-        [rows] = rows_of(density)
-        expected = stats.norm.logpdf(0.3, 0.1, 1.3) + N / BATCH * stats.norm.logpdf(Y[rows], 0.3, 0.7).sum()
-        np.testing.assert_allclose(density.logp(theta), expected, rtol=1e-12)
-        density.next_batch(rng)
-
-
-@pytest.mark.parametrize("seed", [3, 4])
-def test_batches_average_to_the_full_data(seed):
-    density = LogDensity(minibatch_glmm(), "quick")
-    rng = np.random.default_rng(seed)
-    values = []
-    for _ in range(400):
-        density.next_batch(rng)
-        logp, grad = density.logp_grad(THETA[:1])
-        values.append([logp[0], *grad[0]])
-    full = LogDensity(poisson_glmm(total_size=None), "quick").logp_grad(THETA[:1])
-    expected = np.array([full[0][0], *full[1][0]])
-    error = np.mean(values, axis=0) - expected
-    assert (np.abs(error) < 4 * np.std(values, axis=0) / 20).all()
 
 
 @pytest.mark.parametrize("seed", [3, 4])
@@ -207,20 +170,6 @@ def test_a_minibatch_of_a_minibatch():
     assert (len(inner), len(outer)) == (20, 5)
     expected = stats.norm.logpdf(0.3, 0.1, 1.3) + N / 5 * stats.norm.logpdf(Y[inner[outer]], 0.3, 0.7).sum()
     np.testing.assert_allclose(density.logp(np.array([[0.3]])), expected, rtol=1e-12)
-
-
-def test_float32_models_are_computed_in_float64():
-    with pytensor.config.change_flags(floatX="float32"):
-        x, y = pm.Minibatch(X.astype("float32"), Y.astype("float32"), batch_size=BATCH)
-        with pm.Model() as model:
-            pm.Normal("y", x @ pm.Normal("slope", 0.0, 2.0, shape=2), 0.5, observed=y, total_size=N)
-        density = LogDensity(model, "quick")
-        logp = density.logp(THETA[:, :2])
-    [rows] = rows_of(density)
-    for value, theta in zip(logp, THETA[:, :2], strict=True):
-        expected = N / BATCH * stats.norm.logpdf(Y[rows], X[rows] @ theta, 0.5).sum()
-        # The data are in single precision.
-        assert value == pytest.approx(expected + stats.norm.logpdf(theta, 0.0, 2.0).sum(), rel=1e-6)
 
 
 def test_survives_a_pickle():
@@ -340,16 +289,6 @@ def test_arrays_of_different_lengths():
         pm.Normal("y", pm.Normal("mu") * x[:, 0], observed=y, total_size=N)
     with pytest.raises(ValueError, match="different numbers of rows"):
         LogDensity(model)
-
-
-def test_pymc_itself_agrees_on_the_scale():
-    """A batch of all rows, in any order, is the full data: PyMC's own scaled log density."""
-    model = poisson_glmm(total_size=3 * N)
-    density = LogDensity(model, "quick")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        expected = model.compile_logp(mode="FAST_COMPILE")(model.initial_point())
-    np.testing.assert_allclose(density.logp(density.initial_point()[None]), expected, rtol=1e-12)
 
 
 def test_passes_take_each_row_once_in_an_order_of_their_own():

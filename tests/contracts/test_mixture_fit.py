@@ -143,36 +143,6 @@ def test_every_update_fits_a_mixture(update, seed):
     np.testing.assert_allclose(np.sort(approx.q.weights), np.sort(target.modes.weights), atol=0.01)
 
 
-def test_draws_are_those_of_the_mixture():
-    target = mixture_targets.target("two modes")
-    model = target.build()
-    approx = fit(model, 1, **target.options)
-    with model:
-        tree = approx.sample(4_000, random_seed=1)
-    flat = np.column_stack([np.asarray(tree.posterior[v.name]).reshape(4_000, -1) for v in approx.layout.variables])
-    heavier = target.modes.weights.max()
-    near = target.modes.distances(flat).argmin(axis=1) == target.modes.weights.argmax()
-    assert abs(near.mean() - heavier) < 4 * np.sqrt(heavier * (1 - heavier) / 4_000)
-
-
-@pytest.mark.filterwarnings("ignore::pymc_ngvi.core.status.ConvergenceWarning")  # few iterations: all may happen
-def test_the_same_seed_gives_the_same_bits_and_refining_goes_on():
-    target = mixture_targets.target("banana")
-    first, second = (fit(target.build(), 5, n_components=2) for _ in range(2))
-    assert np.array_equal(first.q.means, second.q.means)
-    before = first.elbo.value
-    first.refine(5)
-    assert first.elbo.value > before - 3 * first.elbo.se - 0.01
-
-
-def test_callbacks_see_components_come():
-    target = mixture_targets.target("two modes")
-    seen = []
-    fit(target.build(), 1, callbacks=[lambda approx, losses, i: seen.append(approx.q.n_components)], **target.options)
-    assert seen[0] == 1
-    assert seen[-1] == 2
-
-
 def test_modes_far_from_the_start_are_found_from_the_prior():
     with pm.Model() as model:
         scale = pm.LogNormal("scale", 0.0, 0.1)

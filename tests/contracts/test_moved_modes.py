@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from scipy.special import logsumexp
 
 import pymc_ngvi
@@ -106,16 +106,6 @@ def test_two_modes_that_no_chain_crosses(d, known, seed):
     # sd of the first coordinate: that of the weights, 12 root(.21), and 1 within.
     assert_allclose(weights @ x[:, 0], 0.4 * 6.0, atol=MOST_ERRORS * (1.0 / checks.bulk**0.5 + 12.0 * 0.01))
     assert_allclose(weights @ x[:, 1:], 0.0, atol=(MOST_ERRORS + 0.5) / np.sqrt(checks.bulk))
-
-
-@SIZES
-def test_two_modes_that_some_chains_cross(d, seed):
-    """Six standard deviations: chains arrive by themselves in time, or are kept apart; both are right."""
-    ended = moved(Normals([0.7, 0.3], apart_along_first(d, 6.0)), standard(d, sd=[3.0] + [1.0] * (d - 1)), seed=seed)
-    x, weights = weighted(ended)
-    assert ended.checks.is_exact
-    part = weights @ (x[:, 0] > 0.0)
-    assert_allclose(part, 0.7, atol=MOST_ERRORS * np.sqrt(0.21 / ended.checks.effective_size))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -240,15 +230,6 @@ def test_chains_have_their_weights(both, caplog):
     assert_allclose(weight.mean(), 1.0)
     assert len(np.unique(np.sign(x[mode == 0]))) == len(np.unique(np.sign(x[mode == 1]))) == 1
     assert len(np.unique(tree.sample_stats["superchain"].values)) == 2 * N_STARTS
-
-
-def test_files_keep_modes(both, tmp_path):
-    both.save(tmp_path / "moved.nc")
-    again = pymc_ngvi.load(tmp_path / "moved.nc", two_answers())
-    assert again.checks == both.checks
-    assert_array_equal(again.draw_flat(100, 1), both.draw_flat(100, 1))
-    assert_array_equal(again.mean_flat, both.mean_flat)
-    assert again.log_marginal_likelihood == both.log_marginal_likelihood
 
 
 @pytest.fixture(scope="module")

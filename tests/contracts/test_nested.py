@@ -151,14 +151,6 @@ def test_moments_are_those_of_draws(make):
     np.testing.assert_allclose(np.corrcoef(theta[:, some].T), cov, atol=error)
 
 
-def test_sums_are_those_of_an_exact_posterior():
-    """The mean of a path, and its neighbouring differences."""
-    exact = level_on_grid()
-    x = fitted(level).sample(4_000, random_seed=1).posterior["x"].to_numpy()[0] @ exact.functions.T
-    np.testing.assert_allclose((x.mean(axis=0) - exact.mean_of_functions) / exact.sd_of_functions, 0.0, atol=0.08)
-    np.testing.assert_allclose(x.std(axis=0) / exact.sd_of_functions, 1.0, atol=0.08)
-
-
 def test_a_kernel_that_is_unknown_needs_no_fit_of_all_coordinates():
     approx = fitted(process)
     assert "Gaussian fits of the latent variables" in approx.record.closing_line()
@@ -208,14 +200,6 @@ def test_files_and_pickles_give_the_same_bits(make, tmp_path):
     assert again.is_nested
     assert again.checks == approx.checks
     np.testing.assert_array_equal(again._state.rest.pairs.of_pairs, approx._state.rest.pairs.of_pairs)
-
-
-@pytest.mark.usefixtures("_of_few_values")
-def test_the_same_seed_gives_the_same_bits():
-    density = LogDensity(counts())
-    first, second = (nested_posterior(density, None, 3) for _ in range(2))
-    np.testing.assert_array_equal(first.pool.g, second.pool.g)
-    np.testing.assert_array_equal(first.mean(), second.mean())
 
 
 def _no_forest(density):

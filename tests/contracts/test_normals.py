@@ -43,16 +43,6 @@ def test_pairs_are_reflections_and_cover_every_row_once(n_draws, draw, rng):
     np.testing.assert_array_equal(base.z[pairs[:, 0]], -base.z[pairs[:, 1]])
 
 
-@sizes
-@in_pairs
-def test_replicates_partition_the_rows(n_draws, draw, rng):
-    base = draw(n_draws, 2, rng)
-    assert base.n_replicates == len(base.replicates()) == min(N_REPLICATES, n_draws // 2)
-    rows = np.concatenate([np.arange(n_draws)[part] for part in base.replicates()])
-    np.testing.assert_array_equal(rows, np.arange(n_draws))
-    assert {part.stop - part.start for part in base.replicates()} == {n_draws // base.n_replicates}
-
-
 @pytest.mark.parametrize(
     ("draw", "n_draws", "n_replicates"),
     [

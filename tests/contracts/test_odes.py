@@ -42,18 +42,6 @@ def predator_model():
     return model
 
 
-@pytest.fixture(name="integrations")
-def _integrations(monkeypatch):
-    calls, inner = [], odes._solve
-
-    def solve(equations_, order, both):
-        calls.append((order, len(both)))
-        return inner(equations_, order, both)
-
-    monkeypatch.setattr(odes, "_solve", solve)
-    return calls
-
-
 def test_solution_and_derivatives_of_a_decay_are_exact():
     both = np.array([[2.0, 0.7], [1.5, 0.1], [0.3, 2.0]])  # initial state, rate
     solved = odes._solve(equations(decay, 1, 1), 2, both)
@@ -93,14 +81,6 @@ def test_log_density_is_that_of_the_solution():
         priors = stats.norm.logpdf(point, [-0.5] * 3 + [0.0] * 2, [0.3] * 3 + [0.2] * 2).sum()
         expected.append(priors + stats.lognorm.logpdf(OBSERVED, 0.3, scale=solved).sum())
     np.testing.assert_allclose(density.logp(theta), expected, rtol=1e-6, atol=1e-5)
-
-
-def test_hessians_are_differences_of_gradients():
-    density = LogDensity(predator_model(), "quick")
-    theta, step = density.initial_point() + 0.1 * np.random.default_rng(2).normal(size=5), 1e-3
-    ends = [density.logp_grad(theta + step * np.array([-axis, axis]))[1] for axis in np.eye(5)]
-    moved = [more - less for less, more in ends]
-    np.testing.assert_allclose(density.hessian(theta[None])[0], np.array(moved) / (2 * step), rtol=1e-3, atol=2e-3)
 
 
 def test_one_integration_gives_all_draws_and_derivatives(integrations):
@@ -173,10 +153,6 @@ def test_data_may_be_read_by_time(rng):
         np.testing.assert_allclose(first[:, 0], np.column_stack([-2.0 * p * y, -(y**2)]), rtol=1e-14)
         expected = [[-2.0 * p, -2.0 * y], [-2.0 * y, 0.0 * y]]
         np.testing.assert_allclose(second[:, 0], np.moveaxis(np.array(expected), 2, 0), rtol=1e-14, atol=1e-15)
-
-
-def test_nothing_is_compiled_for_equations():
-    assert LogDensity(predator_model()).backend == "quick"
 
 
 def stiff(y, t, p):

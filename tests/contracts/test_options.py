@@ -16,14 +16,12 @@ from pymc.variational.inference import Inference
 from pymc.variational.opvi import ObjectiveFunction
 from targets import logistic
 
-import pymc_ngvi.fitting.options
-
 from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families import COMPONENTS, FAMILIES
 from pymc_ngvi.fitting import options as choices
 from pymc_ngvi.fitting import options as registry
-from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions, check_n, refuse_unknown
+from pymc_ngvi.fitting.options import AUTO, FitOptions, refuse_unknown
 
 #: Every option that is refused by name, and what its error has to mention.
 REFUSED = {
@@ -94,25 +92,11 @@ def test_counts_should_be_whole_and_positive(name, value):
         options(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["n_draws", "max_draws"])
-@pytest.mark.parametrize("base_draws", [None, "sobol"])
-@pytest.mark.parametrize("value", [1, 3, 12, 1000])
-def test_quasi_random_draws_should_be_powers_of_two(name, base_draws, value):
-    with pytest.raises(ValueError, match=rf"^{name} should be a power of 2, at least 2 .* got {value}\.$"):
-        options(**{name: value, "base_draws": base_draws})
-
-
 @pytest.mark.parametrize("step", ["adaptive", "decay", "snngm"])
 def test_antithetic_draws_should_be_even(step):
     with pytest.raises(ValueError, match=r"^n_draws should be even \(antithetic draws come in pairs\); got 7\.$"):
         options(step=step, base_draws="antithetic", n_draws=7)
     assert options(step=step, base_draws="antithetic", n_draws=6).n_draws == 6
-
-
-@pytest.mark.parametrize("step", ["adaptive", "decay", "snngm"])
-@pytest.mark.parametrize("n_draws", [1, 2, 7])
-def test_plain_draws_may_be_any(step, n_draws):
-    assert options(step=step, base_draws="plain", n_draws=n_draws).n_draws == n_draws
 
 
 #: What names each step rule: itself, or the family that implies it.
@@ -146,11 +130,6 @@ def test_every_number_of_draws_is_refused_or_can_be_drawn(rule, n_draws):
     assert state.n_draws >= n_draws
 
 
-def test_unknown_kind_of_draws_lists_the_valid_ones():
-    with pytest.raises(ValueError, match=r"Unknown base_draws 'soboll': did you mean 'sobol'\?.*'antithetic', 'plain'"):
-        options(base_draws="soboll")
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -170,11 +149,6 @@ def test_step_decay_is_an_exponent(value):
         options(step="adam", step_decay=value)
 
 
-@pytest.mark.parametrize("value", [0, 0.0, 0.5, 1, np.float64(1.0)], ids=str)
-def test_no_decay_and_full_decay_are_exponents(value):
-    assert options(step="adam", step_decay=value).step_decay == value
-
-
 @pytest.mark.parametrize("stl", [0, 1, None, "yes"], ids=repr)
 def test_stl_is_yes_or_no(stl):
     with pytest.raises(ValueError, match=r"^stl should be True or False; got "):
@@ -184,10 +158,6 @@ def test_stl_is_yes_or_no(stl):
 
 
 # --- options of the step rules ----------------------------------------------------------------------------------------
-
-
-def test_the_values_above_are_complete():
-    assert set(OF_RULES) == set(pymc_ngvi.fitting.options.OF_RULE)
 
 
 @each_rule
@@ -207,13 +177,6 @@ def test_an_option_goes_with_some_rules_and_others_say_which(rule, name):
     assert all(taken in own for taken in rules[rule].takes)
     expected = [next(iter(naming(other).values())) for other, kind in rules.items() if name in kind.takes]
     assert re.findall(r"'(\w+)'", others) == expected
-
-
-@each_rule
-def test_what_is_not_given_is_left_to_the_rule(rule):
-    validated = options(**naming(rule))
-    assert validated.of_rule() == {}
-    assert all(getattr(validated, name) is None for name in OF_RULES)
 
 
 @pytest.mark.parametrize("max_draws", [2, 4])
@@ -285,16 +248,6 @@ def test_blocks_are_those_of_the_block_family(family):
 # --- changing them ----------------------------------------------------------------------------------------------------
 
 
-def test_changed_options_keep_the_others():
-    given = {"family": "diagonal", "update": "euclidean", "step": "adam", "tol": 0.2, "stl": False}
-    of_rule = {"n_draws": 6, "step_size": 0.1, "step_decay": 0.5, "window": 30, "base_draws": "antithetic"}
-    before = options(**given, **of_rule)
-    after = before.changed(tol=0.3, step_size=0.2, window=None)
-    assert after == dataclasses.replace(before, tol=0.3, step_size=0.2)
-    assert before.changed() == before
-    assert before.tol == 0.2, "the given ones are not modified"
-
-
 def test_changed_options_are_checked_anew():
     before = options(family="block", blocks=[["x"]], n_draws=64)
     with pytest.raises(ValueError, match="max_draws=32 is below n_draws=64"):
@@ -316,31 +269,7 @@ def test_numbers_of_numpy_are_numbers():
     assert (o.tol, o.n_draws, o.max_draws) == (0.5, 2, 4)
 
 
-def test_options_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        options().tol = 1.0
-
-
-@pytest.mark.parametrize("n", [-1, 1.5, 2.0, True, False, None, "3", np.nan, [3]], ids=repr)
-def test_broken_n(n):
-    with pytest.raises(ValueError, match=r"^n is the most iterations, a whole number of at least 0; got "):
-        check_n(n)
-
-
-@pytest.mark.parametrize("n", [0, 3, 10_000, np.int32(7)])
-def test_good_n(n):
-    assert check_n(n) == n
-    assert type(check_n(n)) is int
-
-
 # --- the four axes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("axis", ["family", "update", "estimator", "step"])
-def test_unknown_name_on_an_axis_lists_the_valid_ones(axis):
-    with pytest.raises(ValueError, match=rf"^Unknown {axis} 'nonsense': Valid: ") as error:
-        options(**{axis: "nonsense"})
-    assert all(repr(name) in str(error.value) for name in registry.AXES[axis])
 
 
 @pytest.mark.parametrize(
@@ -362,33 +291,6 @@ def test_unknown_name_on_an_axis_lists_the_valid_ones(axis):
 def test_near_misses_and_other_packages_words_are_suggested(given, meant):
     with pytest.raises(ValueError, match=rf"^Unknown family '{given}': did you mean '{meant}'\? Valid: 'full'"):
         options(family=given)
-
-
-def test_other_words_are_for_entries_that_there_are_and_stand_for_one():
-    for axis, words in registry._ENTRIES_ALSO_CALLED.items():
-        listed = [word for others in words.values() for word in others.split()]
-        assert len(listed) == len({*listed, *registry.AXES[axis]}) - len(registry.AXES[axis])
-        assert words.keys() <= registry.AXES[axis].keys()
-
-
-@pytest.mark.parametrize("row", registry.ALLOWED, ids="-".join)
-def test_every_allowed_row_can_be_chosen(row):
-    choice = options(**registry.Choice(*row).given()).choice
-    assert (choice.family, choice.update, choice.estimator, choice.step) == row
-
-
-@pytest.mark.parametrize("family", registry.AXES["family"])
-def test_every_family_has_defaults(family):
-    assert options(family=family).choice.family == family
-
-
-def test_default_is_the_dense_gaussian():
-    assert options().choice == registry.Choice("full", "natural", "price", "adaptive")
-
-
-def test_combination_that_is_not_allowed_says_why():
-    with pytest.raises(ValueError, match=r"^update='natural', step='adam' don't go together: .*take update='cholesky'"):
-        options(update="natural", step="adam")
 
 
 # --- through every door -----------------------------------------------------------------------------------------------
@@ -502,20 +404,7 @@ def test_the_types_of_words_are_the_words_that_are_valid(words, valid):
     assert set(get_args(words)) == set(valid)
 
 
-def test_help_of_fit_ngvi_says_what_that_of_the_class_says():
-    shown = inspect.getdoc(fit_ngvi)
-    for of in (NGVI, NGVI.fit):
-        entries = re.split(r"\n(?=\w)", inspect.getdoc(of).split("Parameters\n----------\n")[1].split("\n\n")[0])
-        ours = [entry.replace(" [2]_", "") for entry in entries if not entry.startswith(("model :", "n :"))]
-        assert len(ours) > 5
-        assert all(entry in shown for entry in ours)
-
-
 # --- names ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_table_above_is_complete():
-    assert set(REFUSED) == set(pymc_ngvi.fitting.options._REFUSED)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -536,10 +425,6 @@ def test_refused_by_name_with_a_replacement(name, through):
 def test_words_of_other_packages_are_answered_with_ours(name, meant):
     with pytest.raises(TypeError, match=f"does not know the option '{name}': did you mean '{meant}'\\?"):
         fit_ngvi(model=normal_model(), **{name: 100})
-
-
-def test_other_words_stand_for_options():
-    assert set(pymc_ngvi.fitting.options._ALSO_CALLED) - {"n", "progressbar", "backend"} <= set(OPTIONS)
 
 
 def test_functions_that_are_refused_are_not_printed():

@@ -1,9 +1,7 @@
 """An approximation in a file, and back: the same bits, what is refused, and what goes on as if it had not stopped."""
 
 import builtins
-import contextlib
 import functools
-import gc
 import json
 import os
 import pickle
@@ -217,21 +215,6 @@ def test_a_fit_that_went_on_with_draws():
     assert approx.record.estimator == "price"
     again = load(approx.to_datatree(), model)
     assert_same(refined(approx, 3), refined(again, 3))
-
-
-@pytest.mark.parametrize(("kind", "seed"), [("adaptive", 1), ("linesearch", 1), ("sparse", 1), ("decay", 2)])
-def test_in_parts_is_as_in_one(kind, seed, tmp_path):
-    options = dict(KINDS[kind])
-    model = made(options.pop("model", None) or MODELS.get(options.get("family"), regression))
-    options |= {"tol": 1e-3} if kind != "decay" else {}
-    whole = fit(model, 14, seed, **options)
-    part = fit(model, 4, seed, **options)
-    for n in (5, 5):  # saved twice on the way
-        part.save(tmp_path / "part.nc")
-        part = refined(load(tmp_path / "part.nc", model), n)
-    assert_same_q(whole.q, part.q)
-    assert_array_equal(whole.hist, part.hist)
-    assert outcome(whole.record)["elbo"] == outcome(part.record)["elbo"]
 
 
 @pytest.mark.parametrize(
@@ -531,25 +514,6 @@ def test_truncated_and_foreign_files(file, fitted):
         load(file, made(regression))
 
 
-# Of a file that h5netcdf fails to open, it fails again to close it, where nobody can catch that.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_bytes_that_flipped(file):
-    """Whatever comes of it, it is a ValueError, or a file that can be read."""
-    rng = np.random.default_rng(0)
-    content = np.frombuffer(file.read_bytes(), dtype=np.uint8)
-    n_refused = 0
-    for _ in range(12):
-        broken = content.copy()
-        broken[rng.integers(len(content), size=200)] = rng.integers(256, size=200)
-        file.write_bytes(broken.tobytes())
-        with contextlib.suppress(ValueError):
-            load(file, made(regression))
-            continue
-        n_refused += 1
-    gc.collect()
-    assert n_refused > 6
-
-
 def test_a_single_bit_that_flipped(file):
     with h5py.File(file, "r+") as opened:
         mean = opened["approximation/q.content.location"]
@@ -684,22 +648,6 @@ def test_nothing_is_unpickled(file, monkeypatch):
 
 
 # --- cloudpickle ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["adaptive", "sparse", "mixture", "student_t", "rvb2"])
-def test_a_pickle_gives_the_same_numbers(kind):
-    options = dict(KINDS[kind])
-    make = options.pop("model", None) or MODELS.get(options.get("family"), regression)
-    approx = fit(made(make), 4, **options)
-    copy = cloudpickle.loads(cloudpickle.dumps(approx))
-    theta = approx.draw_flat(5, random_seed=2)
-    assert_array_equal(copy.draw_flat(5, random_seed=2), theta)
-    # Functions are compiled again, and may round in another way.
-    assert_allclose(copy.log_q(theta), approx.log_q(theta), rtol=1e-12)
-    assert_allclose(copy.log_p(theta), approx.log_p(theta), rtol=1e-12)
-    assert_allclose(copy.khat(200, random_seed=1), approx.khat(200, random_seed=1), rtol=1e-6)
-    one, other = (a.sample(5, random_seed=1)["posterior"].to_dataset() for a in (copy, approx))
-    xr.testing.assert_allclose(one, other, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

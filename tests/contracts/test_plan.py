@@ -4,8 +4,6 @@ import contextlib
 import functools
 import math
 
-from typing import get_args
-
 import cloudpickle
 import numpy as np
 import pymc as pm
@@ -19,7 +17,7 @@ from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.messages import Failed, Reason, Unavailable
 from pymc_ngvi.core.prices import Work
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.fitting.options import PosteriorName, options_for
+from pymc_ngvi.fitting.options import options_for
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
 from pymc_ngvi.posteriors import kinds as latent_gaussian
 from pymc_ngvi.posteriors import kinds as trees
@@ -80,10 +78,6 @@ def test_what_is_soon_sure_to_be_exact_is_first_then_it_is_by_price_over_chance(
     refused, gaussian = Candidate("exact", Decision.REFUSED), Candidate("gaussian", Decision.TAKEN, 100.0)
     assert in_order([refused, unsure, gaussian]) == [gaussian, unsure, refused]
     assert math.isinf(gaussian.expected_seconds)
-
-
-def test_each_kind_can_be_asked_for():
-    assert {"auto", "gaussian", *KINDS} == set(get_args(PosteriorName))
 
 
 def test_what_is_expected_of_rows_given_hyperparameters():
@@ -175,15 +169,6 @@ def test_a_posterior_that_turns_out_to_take_longer(tried, turns_out, nested, cha
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_keep_the_plan(tmp_path):
-    approx = fit(grouped())
-    approx.save(tmp_path / "approx.nc")
-    again = pymc_ngvi.load(tmp_path / "approx.nc", grouped())
-    assert str(again.plan) == str(approx.plan)
-    assert again.plan.taken.kind == "exact"
-    assert cloudpickle.loads(cloudpickle.dumps(approx.plan)) == approx.plan
-
-
 # --- without a Gaussian fit before it ---------------------------------------------------------------------------------
 
 
@@ -213,12 +198,6 @@ def test_what_comes_before_any_gaussian_fit(monkeypatch):
     assert first(grouped()) is None
 
 
-def test_a_failure_that_is_known_early_costs_little():
-    late, early = (Candidate("nested", seconds=6.0, chance=1 / 3, of_failure=part) for part in (1.0, 0.1))
-    assert late.expected_seconds == pytest.approx(18.0)
-    assert early.expected_seconds == pytest.approx(6.0 + 2.0 * 0.6)
-
-
 def binary(n_groups=90, per_group=7):
     """No success in most groups, and a wide scale: given that, effects are far from a Gaussian."""
     group = np.repeat(np.arange(n_groups), per_group)
@@ -241,20 +220,6 @@ def test_a_nested_posterior_gives_up_early_where_latent_variables_are_no_gaussia
     with pytest.raises(Unavailable, match="too far from a Gaussian"):
         nested_posterior(approx.density, None, 1, most_variance=1.5)
     assert nested_posterior(approx.density, None, 1).checks.variance > 1.0
-
-
-@pytest.mark.usefixtures("_of_few_values")
-def test_the_order_may_change_and_the_posterior_is_the_same(monkeypatch):
-    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 0.01)
-    monkeypatch.setattr(latent_gaussian.LatentGaussianKind, "least", 0.01)
-    without = fit(level(), posterior="nested")  # or else a better one would follow
-    monkeypatch.setattr(choice.Candidates, "first", lambda _: None)
-    after = fit(level(), posterior="nested")
-    assert without.plan.of("gaussian").outcome is Decision.ON_REQUEST
-    assert after.plan.of("gaussian").outcome is Decision.CAME_FIRST
-    assert without.is_nested
-    error = 4.0 / np.sqrt(min(without.checks.effective_size, after.checks.effective_size))
-    np.testing.assert_allclose((without.mean_flat - after.mean_flat) / after.sd_flat, 0.0, atol=error)
 
 
 def test_a_gaussian_is_made_when_it_is_asked_for(tmp_path):

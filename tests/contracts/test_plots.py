@@ -265,22 +265,9 @@ def approx(density):
     return result
 
 
-def test_plot_fit_shows_the_history(approx):
-    elbo, gap = approx.plot_fit(tol=0.05)
-    assert_array_equal(lines_of(elbo)["on the draws in use"].get_ydata(), -approx.hist)
-    assert_array_equal(gap.lines[0].get_ydata(), approx.gap_hist)
-    assert "tolerance: 0.05" in lines_of(gap)
-
-
 def test_plot_fit_needs_a_fit(density):
     with pytest.raises(RuntimeError, match=r"plot_fit\(\) is known after a fit only"):
         NGVIApproximation(density, FullState(np.zeros(3), np.eye(3))).plot_fit()
-
-
-def test_plot_khat_is_that_of_khat(approx):
-    title = approx.plot_khat(1_000, random_seed=4).get_title(loc="left")
-    assert title.startswith(f"Pareto k-hat {approx.khat(1_000, random_seed=4):.2f} ± ")
-    assert "(1,000 draws, worth " in title
 
 
 def test_plot_comparison_shows_free_variables(approx):

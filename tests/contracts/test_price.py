@@ -19,7 +19,6 @@ from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.fitting import progress
 from pymc_ngvi.fitting.progress import announced
-from pymc_ngvi.posteriors import plan
 from pymc_ngvi.posteriors.plan import Decision, TimeBudget
 from pymc_ngvi.results.diagnosis import context_of
 
@@ -36,27 +35,7 @@ def fit(model, **options):
     return fit_ngvi(model, random_seed=1, progressbar=False, **options)
 
 
-@pytest.fixture(name="scarce")
-def _scarce(monkeypatch):
-    """No posterior may follow a fit for long."""
-    monkeypatch.setattr(plan, "_ALWAYS", 0.0)
-    monkeypatch.setattr(plan, "_MOST_WORK", 0.01)
-
-
 # --- what may be taken ------------------------------------------------------------------------------------------------
-
-
-def test_all_together_a_call_takes_four_times_the_fit_and_twenty_seconds():
-    for of_fit in (0.0, 0.1, 5.0, 300.0):
-        assert of_fit + TimeBudget(of_fit).left() == pytest.approx(4.0 * of_fit + 20.0)
-        assert of_fit + TimeBudget(of_fit).left(is_plain=True) <= 4.0 * of_fit + 20.0
-
-
-def test_max_seconds_takes_the_place_of_both():
-    assert TimeBudget(5.0, 60.0).left() == 55.0
-    assert TimeBudget(5.0, 60.0).left(is_plain=True) == 55.0
-    assert TimeBudget(5.0, 3.0).left() == 0.0
-    assert TimeBudget(5.0, np.inf).left() == np.inf
 
 
 def test_what_is_asked_for_is_enough_and_round():

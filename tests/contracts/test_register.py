@@ -13,6 +13,8 @@ import pymc.variational
 import pymc.variational.inference
 import pytest
 
+from gaussian import stop_at
+
 import pymc_ngvi
 
 from pymc_ngvi import NGVI, NGVIApproximation, Status, fit_ngvi, register, unregister
@@ -68,12 +70,6 @@ def spy():
 
 
 # --- being there, and going away again --------------------------------------------------------------------------------
-
-
-def test_one_wrapper_in_all_places():
-    assert pm.fit is pymc.variational.fit
-    assert pm.fit is pymc.variational.inference.fit
-    assert registered()
 
 
 def test_registering_again_changes_nothing():
@@ -172,15 +168,6 @@ def test_other_calls_arrive_untouched(spy, args, kwargs):
     assert all(got_kwargs[name] is value for name, value in kwargs.items())
 
 
-@pytest.mark.parametrize("call", [{"method": "ngvi"}, {"method": NGVI}], ids=["name", "instance"])
-def test_our_calls_do_not_arrive(spy, call):
-    model = normal_model()
-    method = call["method"]
-    approx = pm.fit(0, method if isinstance(method, str) else method(model), model, **QUIET)
-    assert isinstance(approx, NGVIApproximation)
-    assert not spy
-
-
 def test_instances_of_other_methods_arrive_untouched(spy):
     with skewed_model():
         advi = pm.ADVI(random_seed=1)
@@ -212,13 +199,6 @@ def test_a_misspelt_name_is_suggested(name):
         pm.fit(3, method=name, model=normal_model())
 
 
-@pytest.mark.parametrize("name", ["advii", "svdg", "nuts", "fullrank"])
-def test_other_misspelt_names_are_pymc_s_matter(name):
-    with pytest.raises(KeyError, match="method should be one of") as error:
-        pm.fit(3, method=name, model=normal_model())
-    assert "ngvi" not in str(error.value)
-
-
 def test_an_error_from_within_another_method_is_its_own():
     @functools.wraps(pm.fit.__wrapped__)
     def fails(*args, **kwargs):
@@ -229,16 +209,6 @@ def test_an_error_from_within_another_method_is_its_own():
     register()
     with pytest.raises(KeyError, match=r"^'ngv'$"):
         pm.fit(3, method="ngv")
-
-
-def test_bad_arguments_give_the_same_error():
-    """Two values for one argument: PyMC's own TypeError, not one of the wrapper's."""
-    messages = []
-    for fit in (pm.fit, pm.fit.__wrapped__):
-        with pytest.raises(TypeError) as error:
-            fit(3, "ngvi", n=4)
-        messages.append(str(error.value))
-    assert messages[0] == messages[1]
 
 
 # --- what is ours -----------------------------------------------------------------------------------------------------
@@ -303,23 +273,10 @@ def test_instance_keeps_what_is_not_given():
     np.testing.assert_allclose(approx.sd_flat, 0.25, rtol=1e-12)
 
 
-def test_instance_takes_another_model():
-    other = normal_model()
-    assert pm.fit(0, method=NGVI(skewed_model()), model=other, **QUIET).model is other
-
-
 def test_instance_takes_options_of_the_constructor():
     approx = pm.fit(0, NGVI(normal_model()), None, 1, inf_kwargs={"family": "diagonal"}, n_draws=2, **QUIET)
     assert approx.record.family == "diagonal"
     assert approx.record.n_gradients % 2 == 0
-
-
-@pytest.mark.parametrize("method", ["name", "instance"])
-def test_unknown_option_is_refused(method):
-    model = normal_model()
-    chosen = "ngvi" if method == "name" else NGVI(model)
-    with pytest.raises(TypeError, match="does not know the option 'famly': did you mean 'family'"):
-        pm.fit(0, chosen, model, famly="full")
 
 
 # --- options given twice ----------------------------------------------------------------------------------------------
@@ -349,14 +306,6 @@ def test_none_beside_a_seed_in_inf_kwargs():
     options = {"random_seed": None, "inf_kwargs": {"random_seed": 5}}
     approx = pm.fit(2, "ngvi", skewed_model(), **options, start_sigma=1.0, callbacks=[stop_at(2)], **QUIET)
     np.testing.assert_array_equal(approx.mean_flat, seeded.mean_flat)
-
-
-def stop_at(iteration):
-    def stop(approx, losses, i):
-        if i == iteration:
-            raise StopIteration
-
-    return stop
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 
 from matrix import COMBINATIONS
 
-from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.fitting.options import ALLOWED, AXES, Choice, choose
 
 #: Every choice of a name, or of none, on each axis.
@@ -50,17 +49,6 @@ def test_every_choice_is_filled_in_by_the_first_row_that_agrees_or_refused_with_
         assert message.endswith(".")
 
 
-def test_what_a_refusal_advises_exists():
-    """Names in the reasons are valid, and each reason tells of something else to take."""
-    for chosen in PARTIAL:
-        if agreeing(chosen):
-            continue
-        reason = refusal(chosen).split("don't go together: ")[1]
-        for axis, name in re.findall(r"(\w+)='(\w+)'", reason):
-            assert name in AXES[axis], reason
-            assert name != chosen[axis] or reason.endswith("leave step out."), reason
-
-
 def test_what_a_refusal_advises_leads_somewhere():
     """Taking the first advice of each refusal, and so on, ends at a row."""
     for names in itertools.product(*AXES.values()):
@@ -82,9 +70,3 @@ def test_an_unknown_name_lists_the_valid_ones(axis):
     with pytest.raises(ValueError, match=rf"Unknown {axis} 'nonsense'") as caught:
         choose(**{axis: "nonsense"})
     assert all(repr(name) in str(caught.value) for name in AXES[axis])
-
-
-def test_the_nearest_name_is_suggested():
-    with pytest.raises(ValueError, match=r"did you mean 'diagonal'\?"):
-        choose(family="diagnoal")
-    assert suggestion("zzz", ["a", "b"]) == "Valid: 'a', 'b'."

@@ -101,13 +101,6 @@ def test_the_density_is_that_of_the_model_with_what_is_perpendicular_integrated_
     assert_allclose(wider.hessian.products(np.eye(target.n_dim)), hessian, rtol=1e-5, atol=1e-4)
 
 
-def test_coordinates_go_to_theta_and_back():
-    density = density_of(linear)
-    target = RowSpaceDensity(density, density.seen_from_rows)
-    z = np.random.default_rng(1).standard_normal(target.n_dim)
-    assert_allclose(target.space.of_theta(target.space.to_theta(z[None])[0]), z, atol=1e-12)
-
-
 @pytest.mark.parametrize("make", [logistic, linear, poisson])
 def test_the_fit_is_that_of_a_dense_covariance(make, monkeypatch):
     with pm.Model():

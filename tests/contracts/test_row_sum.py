@@ -327,28 +327,6 @@ def test_gradient_and_hessian_are_derivatives_of_the_value(densities, build):
     assert_allclose(slope, 0.5 * np.sum(hessian * change), rtol=2e-3, atol=2e-4)
 
 
-def test_a_sum_of_predictors_is_integrated_along_one_direction(densities):
-    """Against a product of Gauss-Hermite rules in all three dimensions."""
-    density = densities(noncentred)
-    q = dense(density, 8)
-    rules = density.rows.under(q).rules
-    parts = np.split(rules.level, np.cumsum([len(kind.index) for kind in density.rows.functions])[:-1])
-    z, w = np.polynomial.hermite_e.hermegauss(30)
-    nodes = np.stack([axis.ravel() for axis in np.meshgrid(z, z, z, indexing="ij")], axis=1)
-    weights = np.multiply.outer(np.multiply.outer(w, w), w).ravel() / w.sum() ** 3
-    linear = density.rows.linear_map
-    matrix = linear.times(np.eye(density.n_dim)).T
-    kinds = [(r, levels) for r, levels in zip(density.rows.functions, parts, strict=True) if r.k == 3]
-    assert kinds
-    for rows, levels in kinds:
-        assert rows.n_summed == 2
-        mean = linear(q.location[None])[0][rows.index]
-        root = np.linalg.cholesky(np.einsum("rai,ij,rbj->rab", matrix[rows.index], q.cov(), matrix[rows.index]))
-        at = mean[None] + np.einsum("rab,nb->nra", root, nodes)
-        expected = weights @ rows.values(list(np.moveaxis(at, 2, 0)), slice(None))
-        assert_allclose(rows.whitened(mean, root, levels, np.arange(len(mean)))[0], expected, atol=4e-6)
-
-
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_rules_are_exact_for_exponentials(k):
     slope = np.linspace(0.2, 0.5, k)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from marginal_terms import TREES, Gaussian, Groups, NumpyTerms, exact_state, forest_of, singles, state_of
+from marginal_terms import TREES, Gaussian, Groups, exact_state, forest_of, state_of
 from numpy.testing import assert_allclose
 from scipy import stats
 from scipy.special import expit, gammaln, log_expit, logsumexp
@@ -17,7 +17,6 @@ from pymc_ngvi.core.importance import effective_size
 from pymc_ngvi.marginal.integral import TOLERANCE, TreeIntegral
 from pymc_ngvi.marginal.pooled import relative_sd_errors
 from pymc_ngvi.marginal.proposals import Margins, Proposal, StudentMixture
-from pymc_ngvi.marginal.quadrature import Centres
 from pymc_ngvi.marginal.sampler import MOST_MOVED, MOST_SURE, Hopeless, Pairs, Sampler, find_modes, profiles
 
 MEAN = np.array([0.5, -2.0, 3.0])
@@ -80,16 +79,6 @@ def test_draws_have_the_moments_and_the_distribution_of_the_density(seed):
     assert abs(inside.mean() - expected) < 4.0 * 0.5 / np.sqrt(n)
 
 
-def test_tails_of_draws_are_those_of_a_t():
-    """Squared distances over p are F distributed."""
-    one = StudentMixture(np.ones(1), MEAN[None], FACTOR[None], 7.0)
-    x = np.concatenate([one.draws(1_024, np.random.default_rng(s)) for s in range(8)])
-    square = np.sum(np.linalg.solve(FACTOR, (x - MEAN).T) ** 2, axis=0) / 3.0
-    for p in (0.5, 0.9, 0.99):
-        part = (square > stats.f.isf(1.0 - p, 3, 7)).mean()
-        assert abs(part - (1.0 - p)) < 4.0 * np.sqrt(p * (1.0 - p) / len(x))
-
-
 SEEDS = [1, 2]
 
 
@@ -120,102 +109,6 @@ def test_a_gaussian(name, seed):
     near(state, 0.5 * (np.linalg.slogdet(cov)[1] + len(cov) * np.log(2.0 * np.pi)))
     np.testing.assert_allclose(state.mean(), gaussian.mean, atol=0.06 * np.sqrt(np.diag(cov)).max())
     np.testing.assert_allclose(state.cov(), cov, atol=0.12 * np.diag(cov).max())
-
-
-def test_a_linear_mixed_model():
-    """Known variances: the data are multivariate normal."""
-    rng = np.random.default_rng(2)
-    n_groups, per_group, sd_b, sd_y = 15, 4, 0.7, 0.9
-    group = np.repeat(np.arange(n_groups), per_group)
-    x = np.column_stack([np.ones(len(group)), rng.normal(size=len(group))])
-    y = x @ [0.5, -0.3] + sd_b * rng.normal(size=n_groups)[group] + sd_y * rng.normal(size=len(group))
-    by_group = np.eye(n_groups)[group]
-
-    def of_locals(g, b):
-        residual = y - (g @ x.T)[:, None] - b @ by_group.T
-        return stats.norm.logpdf(b, 0.0, sd_b) + stats.norm.logpdf(residual, 0.0, sd_y) @ by_group
-
-    terms = NumpyTerms(lambda g: stats.norm.logpdf(g, 0.0, 2.0).sum(axis=1), of_locals, size=100)
-    cov = 4.0 * x @ x.T + sd_b**2 * by_group @ by_group.T + sd_y**2 * np.eye(len(y))
-    state = sampled(
-        terms,
-        singles(n_groups, 2),
-        [0.3, -0.2],
-        0.02 * np.eye(2),
-        lambda g: Centres(np.zeros((len(g), n_groups)), np.full((len(g), n_groups, 1), 0.5)),
-    )
-    near(state, stats.multivariate_normal(np.zeros(len(y)), cov).logpdf(y))
-
-
-def test_counts_with_gamma_rates():
-    """Integrated over its rate, each count is negative binomial; over the mean of the rates by a grid.
-
-    The skewness of effects is the same whatever the globals: few nodes will do for the posterior of these, but the
-    integral would miss .45 nats.
-    """
-    rng = np.random.default_rng(3)
-    a = 2.5
-    y = rng.poisson(rng.gamma(a, 4.0 / a, size=30)).astype(float)
-
-    def of_locals(g, b):
-        rate = a * np.exp(-g[:, None, :1])  # b is the log of a Gamma variable of mean exp(g)
-        prior = a * np.log(rate) - gammaln(a) + a * b - rate * np.exp(b)
-        return prior + y * b - np.exp(b) - gammaln(y + 1.0)
-
-    terms = NumpyTerms(lambda g: stats.norm.logpdf(g[:, 0], 1.0, 0.7), of_locals, size=200)
-    state = sampled(
-        terms,
-        singles(30),
-        [1.0],
-        [[0.05]],
-        lambda g: Centres(np.ones((len(g), 30)), np.full((len(g), 30, 1), 0.5)),
-    )
-    line = np.linspace(-3.0, 5.0, 4_001)
-    mean = np.exp(line)[:, None]
-    log_m = stats.norm.logpdf(line, 1.0, 0.7) + stats.nbinom.logpmf(y, a, a / (a + mean)).sum(axis=1)
-    near(state, logsumexp(log_m) + np.log(line[1] - line[0]), slack=0.01)
-    assert state.checks.is_exact
-    assert state.checks.n_nodes < 9
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_gamma_prior_and_counts(seed):
-    """Of log lambda, one skewed coordinate."""
-    y, a, b = np.array([0.0, 1.0, 0.0, 2.0]), 1.3, 0.8
-    total, n = y.sum(), len(y)
-
-    def log_p(t):
-        t = t[:, 0]
-        prior = a * np.log(b) - gammaln(a) + a * t - b * np.exp(t)
-        return prior + total * t - n * np.exp(t) - gammaln(y + 1.0).sum()
-
-    expected = a * np.log(b) - gammaln(a) + gammaln(a + total) - (a + total) * np.log(b + n) - gammaln(y + 1.0).sum()
-    near(plain(log_p, [-0.2], [[0.2]], seed), expected)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_normal_sample_with_unknown_mean_and_variance(seed):
-    """The conjugate prior: normal given the variance, whose inverse is Gamma distributed."""
-    y = np.random.default_rng(4).normal(1.0, 2.0, size=9)
-    m, k, a, b, n = 0.5, 0.4, 2.0, 3.0, 9
-
-    def log_p(t):
-        mu, v = t[:, 0], np.exp(np.clip(t[:, 1], -300.0, 300.0))
-        prior = stats.norm.logpdf(mu, m, np.sqrt(v / k)) + stats.invgamma.logpdf(v, a, scale=b) + t[:, 1]
-        return prior + stats.norm.logpdf(y[:, None], mu, np.sqrt(v)).sum(axis=0)
-
-    k_n, a_n = k + n, a + 0.5 * n
-    b_n = b + 0.5 * n * y.var() + 0.5 * k * n / (k + n) * (y.mean() - m) ** 2
-    expected = gammaln(a_n) - gammaln(a) + a * np.log(b) - a_n * np.log(b_n)
-    expected += 0.5 * np.log(k / k_n) - 0.5 * n * np.log(2.0 * np.pi)
-    state = plain(log_p, [1.0, 1.0], np.diag([0.3, 0.1]), seed)
-    near(state, expected)
-    mean = (k * m + n * y.mean()) / k_n
-    sd = np.sqrt(b_n / (a_n - 1.0) / k_n)
-    np.testing.assert_allclose(state.mean()[0], mean, atol=0.06 * sd)
-    np.testing.assert_allclose(state.sd()[0], sd, rtol=0.06)
-    draws = state.draw(2_000, np.random.default_rng(seed))
-    np.testing.assert_allclose(draws[:, 0].mean(), mean, atol=5.0 * sd / np.sqrt(2_000))
 
 
 def test_the_standard_error_covers_the_truth():
@@ -352,17 +245,6 @@ def test_a_shelf_far_from_the_bulk_is_found(seed):
     state = plain(shelf, np.zeros(2), np.eye(2), seed, list(heaviest))
     assert abs(state.sd()[0] / sd_of_x() - 1.0) < 0.1
     assert state.checks.missed < MOST_MOVED
-
-
-def sinusoid(theta):
-    """log p of the frequency (on the logit scale), two amplitudes and the log noise of a sinusoid in noise."""
-    rng, t = np.random.default_rng(3), np.linspace(0, 10, 25)
-    y = np.sin(2 * np.pi * 0.35 * t + 0.5) + rng.normal(0, 0.8, 25)
-    u, a, b, log_s = theta.T
-    angle = 2 * np.pi * 1.2 * expit(u)[:, None] * t
-    apart = y - a[:, None] * np.sin(angle) - b[:, None] * np.cos(angle)
-    prior = log_expit(u) + log_expit(-u) - 0.5 * (a**2 + b**2) - 0.5 * np.exp(2 * log_s) + log_s
-    return prior - 0.5 * np.exp(-2 * log_s) * np.sum(apart**2, axis=1) - 25 * log_s
 
 
 @pytest.mark.parametrize("is_heavy", [False, True])
@@ -693,9 +575,3 @@ def test_nowhere_finite_is_refused():
     known = Known(lambda g: np.full(len(g), -np.inf), np.zeros(2), np.ones(2))
     with pytest.raises(Hopeless):
         sample(known, 1)
-
-
-def test_the_same_seed_gives_the_same_values():
-    first, again = (sample(ridge(), 5, variance=0.3)[0] for _ in range(2))
-    np.testing.assert_array_equal(first.g, again.g)
-    np.testing.assert_array_equal(first.weights, again.weights)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
@@ -14,7 +13,6 @@ from pymc.step_methods.hmc import quadpotential
 from texts import run
 
 from pymc_ngvi import LogDensity, NGVIApproximation
-from pymc_ngvi.core.sizes import MAX_DENSE_DIM
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.results.sampling import SamplerInit
 
@@ -49,30 +47,6 @@ def by_name(values):
 
 
 # --- points -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_starts_are_draws_of_q(approx, seed):
-    points = np.concatenate([approx.sampler_init(500, (seed, i)).points for i in range(8)])
-    assert points.shape == (4_000, 5)
-    error = (points.mean(axis=0) - MEAN) / approx.sd_flat
-    assert np.abs(error).max() < 4.0 / np.sqrt(4_000)
-    whitened = np.linalg.solve(FACTOR, (points - MEAN).T)
-    assert_allclose(np.cov(whitened), np.eye(5), atol=4.0 * np.sqrt(2.0 / 4_000))
-
-
-def test_initvals_are_constrained_and_of_free_variables(approx):
-    init = approx.sampler_init(3, random_seed=1)
-    assert len(init.initvals) == 3
-    for point, values in zip(init.points, init.initvals, strict=True):
-        assert set(values) == {"beta", "scale", "part"}
-        assert_allclose(values["beta"], point[:2])
-        assert_allclose(values["scale"], np.exp(point[2]))
-        assert_allclose(values["part"].sum(), 1.0)
-        assert values["part"].shape == (3,)
-    values = init.initvals[0]["beta"]
-    values[:] = 7.0  # one chain's values are its own
-    assert not np.any(init.initvals[1]["beta"] == 7.0)
 
 
 def test_pymc_makes_the_points_of_initvals(approx, model):
@@ -169,15 +143,6 @@ def test_adaptation_begins_from_q_and_goes_on(approx, seed):
     assert_allclose(updated(init.potential(adapt=True), init, 50, seed).mean(), 51.0, rtol=4 * 0.063)
 
 
-def test_large_models_get_variances():
-    n_dim = MAX_DENSE_DIM + 1
-    with pm.Model() as model:
-        pm.Normal("x", shape=n_dim)
-    approx = NGVIApproximation(LogDensity(model), DiagonalState(np.zeros(n_dim), np.ones(n_dim)))
-    assert not approx.sampler_init(1).is_dense
-    assert approx.sampler_init(1, covariance="dense").is_dense
-
-
 # --- in PyMC and nutpie -----------------------------------------------------------------------------------------------
 
 
@@ -190,13 +155,6 @@ def correlated():
     return NGVIApproximation(LogDensity(model), FullState(np.array([3.0, -20.0]), factor), random_seed=1)
 
 
-@pytest.fixture
-def _uncompiled():
-    """Functions of PyMC's sampler without compilation: a few thousand calls take less time."""
-    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _quiet():
     logger = logging.getLogger("pymc")
@@ -206,7 +164,7 @@ def _quiet():
     logger.setLevel(level)
 
 
-@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.usefixtures("python_mode")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_pm_sample_takes_kwargs(correlated, seed):
     init = correlated.sampler_init(2, random_seed=seed)
@@ -223,7 +181,7 @@ def test_pm_sample_takes_kwargs(correlated, seed):
     assert np.median(tree["warmup_sample_stats"]["n_steps"][:, 10:]) <= 7
 
 
-@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.usefixtures("python_mode")
 def test_step_has_the_options_of_nuts(approx):
     step = approx.sampler_init(2, 1).pymc_step(target_accept=0.93, max_treedepth=7)
     assert isinstance(step, pm.NUTS)
@@ -234,14 +192,6 @@ def test_step_has_the_options_of_nuts(approx):
     assert_allclose(step.potential.velocity(ones), FACTOR @ FACTOR.T @ ones)
     adapting = approx.sampler_init(2, 1, covariance="diagonal").kwargs(adapt=True)["step"]
     assert isinstance(adapting.potential, quadpotential.QuadPotentialDiagAdapt)
-
-
-@pytest.mark.usefixtures("_uncompiled")
-def test_kwargs_are_for_this_model_and_number_of_chains(approx, model):
-    kwargs = approx.sampler_init(3, 1).kwargs()
-    assert set(kwargs) == {"model", "chains", "initvals", "step"}
-    assert kwargs["model"] is model
-    assert kwargs["chains"] == len(kwargs["initvals"]) == 3
 
 
 def test_what_is_settled_is_not_taken_again(approx):
@@ -312,6 +262,6 @@ def test_dense_covariances_have_a_limit():
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NUTS looks where log p overflows, or is not finite
-@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.usefixtures("python_mode")
 def test_the_examples_of_the_page_run():
     run((Path(__file__).parents[2] / "docs" / "samplers.md").read_text(encoding="utf-8"))

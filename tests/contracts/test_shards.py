@@ -46,19 +46,6 @@ def reference():
     return fit(Shards(models.of_rows(models.logistic), KEYS))
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    import dask
-
-    from distributed import Client, LocalCluster
-
-    # Processes start slowly on a busy machine.
-    patient = {"distributed.comm.timeouts.connect": "180s", "distributed.comm.timeouts.tcp": "180s"}
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "localhost:0", "silence_logs": 50}
-    with dask.config.set(patient), LocalCluster(**options) as cluster, Client(cluster, timeout=180) as client:
-        yield client
-
-
 @pytest.mark.parametrize("make", [models.logistic, models.normal, models.grouped])
 def test_the_posterior_is_that_of_all_rows(make):
     whole, shards = fit(model=make()), fit(Shards(models.of_rows(make), KEYS))
@@ -97,13 +84,6 @@ def test_terms_of_groups_add_up_and_are_found_again():
     forget(shards._recipe.name)  # as where a worker has died
     for one, other in zip(own.terms(g, local), found, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_draws_serve_as_well():
-    whole = fit(model=models.logistic(), estimator="price")
-    shards = fit(Shards(models.of_rows(models.logistic), KEYS), estimator="price")
-    np.testing.assert_allclose(shards.q.mean(), whole.q.mean(), atol=1e-10)
-    assert shards.n_gradients == whole.n_gradients
 
 
 def test_log_p_and_its_derivatives_are_sums_over_shards():

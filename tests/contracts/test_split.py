@@ -182,19 +182,6 @@ def test_parts_are_those_of_the_whole(make, rng, monkeypatch):
         np.testing.assert_allclose(found, part, rtol=1e-10, atol=1e-12)
 
 
-def test_a_group_without_observations_has_its_prior_alone():
-    density, forest, split = made(centred)
-    theta = points(density, 3)
-    names = [density.layout.label(i) for i in range(density.n_dim)]
-    at_sd = names.index("sd_log__")
-    last = np.flatnonzero(forest.locals_ == names.index(f"u[{N_GROUPS - 1}]"))
-    _, of_locals = split.terms(theta[:, forest.globals_], theta[:, None, forest.locals_])
-    u, sd = theta[:, names.index(f"u[{N_GROUPS - 1}]")], np.exp(theta[:, at_sd])
-    expected = -0.5 * ((u - 0.1) / sd) ** 2 - np.log(sd) - 0.5 * np.log(2.0 * np.pi)
-    # Constants are nobody's.
-    np.testing.assert_allclose(np.diff(of_locals[:, 0, last[0]]), np.diff(expected), rtol=1e-6)
-
-
 def test_what_depends_on_globals_alone_is_their_term():
     """Also where the elements of one variable are of both kinds."""
     first_row = np.where(np.arange(N_OBS) < 5, 0.0, 1.0)

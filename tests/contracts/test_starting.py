@@ -107,11 +107,6 @@ def test_start_by_name(density, start, value_name, expected):
         np.testing.assert_allclose(got[name], DEFAULT[name], err_msg=f"{name} was not given", atol=1e-12)
 
 
-def test_deterministics_and_data_are_without_effect(density):
-    start = {"total": 1e9, "x": np.zeros(3), "y": 3.0, "sd": 2.0}
-    np.testing.assert_array_equal(start_point(density, start), start_point(density, {"sd": 2.0}))
-
-
 @pytest.mark.parametrize(
     ("start", "message"),
     [
@@ -149,13 +144,6 @@ def test_start_without_names(density, start):
         start_point(density, start)
 
 
-def test_start_from_another_approximation(density):
-    """Datasets by name, as ``mean_data`` gives them, are mappings."""
-    approx = fit_ngvi(0, model=density.model, start={"sd": 0.25, "beta": [3.0, 4.0, 5.0]}, **QUIET)
-    np.testing.assert_array_equal(start_point(density, approx.mean_data), approx.mean_flat)
-    np.testing.assert_allclose(start_point(density, approx.state.mean), approx.mean_flat, rtol=1e-8, atol=1e-12)
-
-
 @pytest.mark.filterwarnings("ignore:`find_MAP` will:FutureWarning")
 def test_result_of_find_map():
     """It holds constrained and unconstrained values and Deterministics: all are taken, and the mode is the start."""
@@ -184,13 +172,6 @@ def test_scale_by_either_name(density, name):
     for scale, s in zip(scales, START_SCALES, strict=True):
         got = named(density, scale)
         assert got == {"weights_simplex__": [s, s], "beta": [0.1, 0.2, 0.3], "sd_log__": 0.7, "share_interval__": s}
-
-
-def test_all_scales_given_leave_no_choice(density):
-    given = {"sd": 0.7, "beta": 0.1, "weights": [0.3, 0.4], "share_interval__": 0.5}
-    [scale] = start_scales(density, given)
-    expected = {"weights_simplex__": [0.3, 0.4], "beta": [0.1] * 3, "sd_log__": 0.7, "share_interval__": 0.5}
-    assert named(density, scale) == expected
 
 
 @pytest.mark.parametrize(

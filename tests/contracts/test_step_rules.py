@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import pytest
 
-from matrix import OF_PRECISION, family_object, first_state, ignore, make_rule, random_state, state_of, whitener
+from matrix import OF_PRECISION, first_state, ignore, make_rule, path, random_state, state_of, whitener
 from targets import (
     NumpyTarget,
     Quadratic,
@@ -20,7 +20,7 @@ from targets import (
 
 from pymc_ngvi import Status
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, FullState, SparseFamily
+from pymc_ngvi.families import SparseFamily
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.fitting import loop
@@ -41,14 +41,6 @@ two_seeds = pytest.mark.parametrize("seed", [1, 2], ids=["seed1", "seed2"])
 def quadratic(seed, n_dim=4):
     rng = np.random.default_rng(seed)
     return Quadratic(rng.standard_normal(n_dim), np.linalg.inv(random_covariance(rng, n_dim)))
-
-
-def path(rule, q, n):
-    """Return the states of a rule after 0, ..., n iterations."""
-    states = [rule.init(q)]
-    for _ in range(n):
-        states.append(rule.step(states[-1]))
-    return states
 
 
 def assert_moments(q, mean, cov, rtol=1e-9):
@@ -158,19 +150,6 @@ def test_decay_averages_expectation_parameters(family, seed, estimator, monkeypa
         assert_moments(states[n].q, mean, restrict(family, second - np.outer(mean, mean)))
     apart = np.abs(states[-1].q.mean() - states[-1].iterate.mean()) / states[-1].q.sd()
     assert apart.max() > 1e-3  # the iterates do move, so that there was something to average
-
-
-@two_seeds
-def test_decay_forgets_the_start(seed):
-    """A first step of size 1: on a quadratic, the posterior from anywhere. Later ones stay, the average as well."""
-    target = quadratic(seed)
-    rng = np.random.default_rng(seed)
-    for _ in range(2):
-        rule = make_rule(target, choose(family="full", step="decay"), seed=seed)
-        states = path(rule, random_state("full", 4, rng), 4)
-        for state in states[1:]:
-            assert_moments(state.q, target.mean, np.linalg.inv(target.precision))
-        assert states[1].q is states[1].iterate
 
 
 # --- rules for the coordinates of mean and factor ---------------------------------------------------------------------
@@ -387,49 +366,6 @@ def test_a_first_step_in_the_fisher_metric_has_the_length_alpha(seed, estimator,
 
     # The third-order terms cancel; the fourth are 1e-7 of the second, rounding is 1e-15 / 1e-7.
     assert 0.5 * (apart(eps) + apart(-eps)) / eps**2 == pytest.approx(0.5 * 0.03**2, rel=1e-5)
-
-
-def glmm_blocks(n_groups, size, n_global):
-    """Return the block of each coordinate: one for each group, one for the rest."""
-    return np.concatenate([np.repeat(np.arange(n_groups), size), np.full(n_global, n_groups)])
-
-
-@pytest.mark.parametrize(
-    ("make", "n_dim", "n_params", "alpha"),
-    [
-        (FullState, 49, 1274, 0.03569),  # German credit
-        (FullPrecisionState, 49, 1274, 0.03569),
-        (FullState, 19, 209, 0.01446),  # heart
-        (FullState, 20, 230, 0.01517),  # ICU
-        ("diagonal", 49, 98, 0.00990),
-        ("diagonal", 19, 38, 0.00616),
-        ("diagonal", 20, 40, 0.00632),
-        (glmm_blocks(59, 2, 9), 127, 349, 0.01868),  # epilepsy
-        (glmm_blocks(294, 1, 5), 299, 608, 0.02466),  # toenail
-        (glmm_blocks(2031, 1, 6), 2037, 4089, 0.06395),  # HERS
-    ],
-)
-def test_numbers_of_parameters_and_step_lengths_of_the_paper(make, n_dim, n_params, alpha):
-    if isinstance(make, np.ndarray):
-        make = BlockFamily(BlockStructure(make))
-    elif isinstance(make, str):
-        make = family_object(make, n_dim)
-    q = make.from_scale(np.ones(n_dim), np.full(n_dim, 0.5))
-    assert q.n_params == n_params
-    update = "cholesky_precision" if make is FullPrecisionState else "cholesky"
-    target = Standard(n_dim)
-    rule = make_rule(target, choose(update=update, step="snngm", estimator="pathwise"), seed=1)
-    assert rule.step(rule.init(q)).step_size == pytest.approx(alpha, abs=5.1e-6)
-
-
-class Standard(NumpyTarget):
-    """N(0, I), without a matrix."""
-
-    def _logp(self, theta):
-        return -0.5 * np.sum(theta**2, axis=1)
-
-    def _grad(self, theta):
-        return -theta
 
 
 @each_coordinates

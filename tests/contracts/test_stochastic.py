@@ -203,30 +203,6 @@ def test_a_fit_without_second_derivatives_measures_its_gap_from_gradients(estima
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
-def assert_same(one, other):
-    assert one.status is other.status
-    assert one.n_iterations == other.n_iterations
-    np.testing.assert_array_equal(one.history.losses, other.history.losses)
-    np.testing.assert_array_equal(one.history.gaps, other.history.gaps)
-    for a, b in ((one.rule.q, other.rule.q), (one.rule.iterate, other.rule.iterate)):
-        for name, value in a.params().items():
-            np.testing.assert_array_equal(value, b.params()[name])
-
-
-@each_stochastic_pair
-def test_resumed_is_as_never_stopped(choice):
-    target = logistic(n_dim=4)
-    rule = make_rule(target, choice, seed=1, window=1000, tol=1e-12)
-    start = first_state(rule, target, choice)
-    whole = loop.run(rule, start, 15, ignore)
-    parts = loop.run(rule, start, 6, ignore)
-    assert parts.status is Status.MAX_ITERATIONS
-    # By another rule object, of the same options: all that is remembered is in the state.
-    parts = loop.run(make_rule(target, choice, seed=1, window=1000, tol=1e-12), parts, 9, ignore)
-    assert_same(whole, parts)
-    assert whole.n_iterations == 15
-
-
 @pytest.mark.parametrize("step", ["decay", "constant"])
 def test_a_certified_fit_goes_on_for_a_smaller_tolerance_only(step):
     target = logistic(n_dim=4)
@@ -243,25 +219,6 @@ def test_a_certified_fit_goes_on_for_a_smaller_tolerance_only(step):
     assert on.n_iterations > ended.n_iterations
     assert exact_gap(target, "full", on.rule.q) < exact_gap(target, "full", ended.rule.q)
     np.testing.assert_array_equal(on.history.losses[: ended.n_iterations], ended.history.losses)
-
-
-@pytest.mark.parametrize("options", [{"step": "constant", "estimator": "stein"}, {"step": "decay"}, {"step": "snngm"}])
-def test_refine_through_the_front_door(options):
-    """Twenty and thirty iterations are fifty; also of an averaged state, or one with momentum."""
-
-    def fitted(n):
-        with pytest.warns(ConvergenceWarning, match="iteration limit"):
-            return pymc_ngvi.fit_ngvi(n, model=logistic_model(), random_seed=3, tol=1e-9, **QUIET, **options)
-
-    whole, parts = fitted(50), fitted(20)
-    with pytest.warns(ConvergenceWarning, match="iteration limit"):
-        refined = parts.refine(30, progressbar=False)
-    assert refined is parts
-    assert parts.record.n_iterations == 50
-    np.testing.assert_array_equal(parts.hist, whole.hist)
-    for name, value in whole.q.params().items():
-        np.testing.assert_array_equal(parts.q.params()[name], value)
-    assert parts.elbo == whole.elbo
 
 
 def test_refining_a_fit_that_has_levelled_off_goes_on():

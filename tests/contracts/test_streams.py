@@ -1,6 +1,5 @@
 """Fits to data in batches: equal to fits to all of the data; sources of all kinds, and what is wrong with some."""
 
-import itertools
 import warnings
 
 import numpy as np
@@ -10,9 +9,6 @@ import pytest
 import pymc_ngvi
 
 from pymc_ngvi import Status
-from pymc_ngvi.core.messages import Reason, Refused
-from pymc_ngvi.core.types import GaussNewtonTarget
-from pymc_ngvi.density.streams import BatchSource, Place
 from pymc_ngvi.families import FullState
 from pymc_ngvi.methods.sites import Quadratic, sign_of_order
 from pymc_ngvi.results.diagnosis import context_of
@@ -143,20 +139,6 @@ def test_log_p_is_a_sum_of_the_prior_and_of_all_batches():
     np.testing.assert_allclose(density.logp(theta), whole.logp(theta), rtol=1e-12)
 
 
-def test_what_batches_do_not_have():
-    parts = split(data_of(logistic))
-    approx = fit(logistic(parts[0]), Again(parts), n=0)
-    density = approx.density
-    assert not isinstance(density, pymc_ngvi.LogDensity | GaussNewtonTarget)
-    assert not density.has_hessian
-    assert density.pattern is density.structural_pattern is density.summed is density.seen_from_rows is None
-    with pytest.raises(Refused) as refused:
-        density.mean_hessian(density.initial_point()[None])
-    assert refused.value.code is Reason.NO_HESSIANS
-    with pytest.raises(ValueError, match="The rows are in batches, and have no sites here"):
-        approx.sites()
-
-
 def test_a_longer_fit_is_nearer():
     data = data_of(logistic)
     parts = split(data)
@@ -168,14 +150,6 @@ def test_a_longer_fit_is_nearer():
     assert max(away(approx, full)) < min(2e-4, first)
     assert abs(approx.elbo.value - full.elbo.value) < 1e-5
     assert approx.elbo.se < 1e-3
-
-
-def test_rows_need_not_be_even():
-    data = data_of(logistic)
-    cuts = [0, 700, 1400, 1401, 2000, 2599, 2700]
-    parts = [{k: v[a:b] for k, v in data.items()} for a, b in itertools.pairwise(cuts)]
-    approx = fit(logistic(split(data)[0]), parts)
-    assert max(away(approx, full_fit(logistic, data))) < 0.01
 
 
 def test_data_in_an_order_take_more_passes_not_another_answer():
@@ -269,14 +243,6 @@ def test_a_loader_of_arrays_for_the_only_data():
     assert max(away(fit(model, loader), full_fit(logistic, data))) < 0.01
 
 
-def test_a_function_that_begins_a_pass():
-    data = data_of(logistic)
-    parts = split(data)
-    approx = fit(logistic(parts[0]), lambda: (part for part in parts))
-    assert approx.record.stream.n_passes > 1
-    assert max(away(approx, full_fit(logistic, data))) < 0.01
-
-
 # --- data that can be read once ---
 
 
@@ -333,15 +299,6 @@ def test_orders_are_told_from_chance():
 
 
 # --- parts ---
-
-
-def test_a_source_goes_on_where_it_was_cut_short():
-    source = BatchSource(iter("abc"))
-    assert source.look() == "a"
-    assert source.read(0, Place())[1] == "a"
-    assert [source.read(0, Place(0, 1))[1] for _ in range(2)] == ["b", "b"]
-    again = BatchSource(Again("abc"))
-    assert [again.read(0, Place(p, k))[1] for p, k in [(0, 0), (0, 1), (1, 2), (1, 0)]] == ["a", "b", "c", "a"]
 
 
 # --- what goes wrong on the way ---

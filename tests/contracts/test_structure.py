@@ -166,13 +166,6 @@ def test_numbers_are_those_of_the_pattern(case):
     np.testing.assert_array_equal(np.sort(joined), np.arange(n))
 
 
-def test_labels_of_the_border():
-    assert structure_of("intercepts").globals == [*(f"beta[{i}]" for i in range(5)), "s_log__"]
-    assert structure_of("dense").globals[-2:] == ["w[7, 5]", "s_log__"]
-    chain = structure_of("chain")
-    assert chain.globals == [f"x[{i}]" for i in chain.arrow.border]
-
-
 def test_frame():
     frame = structure_of("chain with errors").to_frame()
     assert frame.columns.tolist() == ["name", "size", "role", "block_sizes"]

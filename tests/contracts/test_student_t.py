@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fisher import gradient_of
 from matrix import two_seeds
 from scipy import stats
 from scipy.special import gammaln
@@ -24,7 +25,6 @@ from targets import (
 
 from pymc_ngvi import Status
 from pymc_ngvi.core.draws import BASE_DRAWS
-from pymc_ngvi.core.types import MatrixHessian
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, StudentTState
 from pymc_ngvi.fitting import loop
@@ -36,17 +36,12 @@ from pymc_ngvi.methods.estimators import price, stein
 from pymc_ngvi.methods.student_t import (
     AsGaussian,
     AsStudentT,
-    GaussianPart,
-    Metric,
     ScaleMixture,
     measured,
     shape_information,
     tail_velocity,
-    tails_gain,
 )
 
-#: Signs of a mixed second difference.
-_CORNERS = ((1, 1, 1), (-1, 1, -1), (-1, -1, 1), (1, -1, -1))
 each_estimator = pytest.mark.parametrize("estimator", [price, stein])
 each_gaussian = pytest.mark.parametrize("gaussian", [FullState, DiagonalState])
 each_dim = pytest.mark.parametrize("n_dim", [1, 5, 20])
@@ -223,11 +218,6 @@ class Exact:
         return self._mean(log_joint(x) - log_joint(y))
 
 
-def gradient_of(function, x, h=1e-4):
-    steps = h * np.diag(np.maximum(np.abs(x), 0.1))
-    return np.array([function(x + s) - function(x - s) for s in steps]) / (2 * np.diag(steps))
-
-
 def hessian_of(function, x, h=2e-3):
     steps = h * np.diag(np.maximum(np.abs(x), 0.1))
     return np.array(
@@ -281,31 +271,6 @@ def test_natural_gradient_is_the_inverse_fisher_information_times_the_gradient_o
             assert (np.abs(np.mean(found, axis=0) - expected) < 5 * se + 2e-3 * np.abs(expected).max()).all()
 
 
-@pytest.mark.parametrize(("n_dim", "shape"), [(1, 2.5), (2, 4.0), (2, 30.0)])
-def test_metric_is_the_ratio_of_the_two_fisher_informations(n_dim, shape):
-    exact, q = Exact(n_dim, None), state(FullState, n_dim, shape)
-    x = exact.coordinates(q)
-    unit = np.eye(n_dim).ravel() / np.sqrt(n_dim)
-    metric = Metric.of(q, unit)
-    # Columns: symmetric directions of length 1 in the coordinates of the package.
-    rows = [np.eye(n_dim + 1)[i] for i in range(n_dim + 1)]
-    mean = [np.concatenate([r[:-1], np.zeros(n_dim**2), r[-1:]]) for r in rows]
-    errors = []
-    for i, j in zip(*exact.below, strict=True):
-        e = np.zeros((n_dim, n_dim))
-        e[i, j] = e[j, i] = 1.0
-        errors.append(np.concatenate([np.zeros(n_dim), (e / np.linalg.norm(e)).ravel(), [0.0]]))
-    basis = np.array([*mean[:-1], *errors, mean[-1]])
-    directions = np.array([in_coordinates(exact, q, v) for v in basis])
-    fisher = hessian_of(lambda y: exact.divergence(x, y), x)
-    expected = directions @ fisher @ directions.T
-    np.testing.assert_allclose(basis @ metric.solve(basis).T @ expected, np.eye(len(basis)), atol=5e-3)
-    whitened = metric.whitened(basis)
-    np.testing.assert_allclose(whitened @ whitened.T @ expected, np.eye(len(basis)), atol=5e-3)
-    joint = directions @ hessian_of(lambda y: exact.joint_divergence(x, y), x) @ directions.T
-    np.testing.assert_allclose(joint, np.eye(len(basis)), atol=5e-3)
-
-
 @pytest.mark.parametrize("n_dim", [1, 4, 60])
 @pytest.mark.parametrize("shape", [1.2, 5.0, 300.0, MOST_SHAPE])
 def test_tail_velocity_is_the_derivative_of_quantiles(n_dim, shape):
@@ -355,22 +320,6 @@ def test_gap_is_the_elbo_that_is_missing(estimator, seed):
     missing = LOG_Z - h.mean()
     assert (m.gap - m.floor) / missing == pytest.approx(1.0, abs=0.25)
     assert h.std() / np.sqrt(len(h)) < 0.2 * missing
-
-
-@each_gaussian
-@pytest.mark.parametrize("n_dim", [1, 3])
-def test_hessians_of_the_gaussian_inside(gaussian, n_dim, rng):
-    """a / (a - 1) times the mean Hessian of log p - log q, less the precision; that of log q by finite differences."""
-    target, q = bent(n_dim), state(gaussian, n_dim, 2.5)
-    theta, h = q.mean() + 2.0 * rng.standard_normal((7, n_dim)), 1e-3
-    log_q, steps = q.log_density, h * np.eye(n_dim)
-    of_q = np.empty((n_dim, n_dim))
-    for i, j in np.ndindex(n_dim, n_dim):
-        corners = [s * log_q(theta + a * steps[i] + b * steps[j]) for s, a, b in _CORNERS]
-        of_q[i, j] = np.mean(np.sum(corners, axis=0)) / (4 * h**2)
-    expected = 2.5 / 1.5 * (target._hessians(theta).mean(axis=0) - of_q) - np.linalg.inv(q.gaussian.cov())
-    found = GaussianPart(target, q).mean_hessian(theta).whitened(q.gaussian)
-    np.testing.assert_allclose(found, q.gaussian.curvature(MatrixHessian(expected)), atol=1e-5)
 
 
 # --- fits -------------------------------------------------------------------------------------------------------------
@@ -505,14 +454,6 @@ def test_other_updates_of_the_gaussian_inside(update):
     assert elbo(target, ended.rule.q)[0] == pytest.approx(LOG_Z, abs=0.005)
 
 
-def test_without_sticking_the_landing_the_same_is_found_with_more_draws():
-    target = student_t(3)
-    _, ended, counted, _ = fit(target, estimator=stein, stl=False)
-    _, _, cheaper, _ = fit(target, estimator=stein)
-    assert ended.rule.q.degrees_of_freedom == pytest.approx(5.0, rel=0.2)
-    assert counted.n_gradients > 1.5 * cheaper.n_gradients
-
-
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
@@ -529,30 +470,6 @@ def test_a_fit_begins_as_a_gaussian_and_goes_on_as_a_t(estimator):
 
 
 @two_seeds
-def test_tails_are_seen_at_the_best_gaussian(seed):
-    """Where they are heavier, and only there: 3 standard errors on few draws, for a t of 5 degrees of freedom."""
-    heavy, light = student_t(5), logistic()
-    for target, n_se, expected in ((heavy, 3.0, True), (light, 2.0, False)):
-        _, gaussian, _, _ = fit(target, seed=seed, kind=Adaptive, family=FullState)
-        q = gaussian.rule.q
-        normals = BASE_DRAWS["sobol"](256, 5, np.random.default_rng(seed))
-        theta = q.draws(normals.z)
-        logp, grad = target.logp_grad(theta)
-        evaluation = replace(gaussian.rule.evaluation, theta=theta, logp=logp, grad=grad, finite=np.isfinite(logp))
-        assert tails_gain(q, normals, evaluation, n_se) is expected
-
-
-def test_a_fit_may_begin_with_a_t():
-    target = student_t(3)
-    start = StudentTFamily(FullState, 3.0).from_scale(np.zeros(3), np.ones(3))
-    rule, ended, _, seen = fit(target, start=start)
-    assert all(isinstance(s, AsStudentT) for s in seen)
-    assert ended.status is Status.CONVERGED
-    assert ended.rule.q.degrees_of_freedom == pytest.approx(5.0, rel=0.1)
-    assert np.isfinite(rule.first_evaluation(start).elbo)
-
-
-@two_seeds
 def test_a_t_that_turns_out_to_be_a_gaussian_becomes_one(seed):
     """Steps of a t that begins with 6 degrees of freedom lead to the limit, and there the fit goes on as a Gaussian."""
     start = StudentTFamily(FullState, 3.0).from_scale(np.zeros(4), np.full(4, 0.3))
@@ -563,30 +480,6 @@ def test_a_t_that_turns_out_to_be_a_gaussian_becomes_one(seed):
     assert ended.rule.n_returns == 1
     assert ended.status is Status.CONVERGED
     assert elbo(target, ended.rule.q)[0] > target.elbo(*target.optimum("full")) - 0.006
-
-
-@each_estimator
-def test_the_same_seed_gives_the_same_fit_and_another_one_another(estimator):
-    target = student_t(3)
-    first, again, other = (fit(target, estimator=estimator, seed=s)[1].rule.q.log_shape for s in (1, 1, 2))
-    assert first == again != other
-
-
-@each_estimator
-def test_a_fit_goes_on_as_if_it_had_not_stopped(estimator):
-    target = student_t(3).fresh()
-    rule = ScaleMixture(target, natural, estimator, seed=1)
-    begun = loop.start(rule, StudentTFamily().from_scale(np.zeros(3), np.ones(3)))
-    whole = loop.run(rule, begun, 300, lambda s: None)
-    halfway = loop.run(rule, begun, whole.n_iterations // 2, lambda s: None)
-    assert halfway.status is Status.MAX_ITERATIONS
-    resumed = loop.run(rule, halfway, 300, lambda s: None)
-    assert resumed.rule.q.log_shape == whole.rule.q.log_shape
-    assert np.isfinite(rule.assess(halfway.rule).gap)
-    stricter = ScaleMixture(target, natural, estimator, seed=1, tol=1e-3)
-    finer = loop.run(stricter, loop.reopen(stricter, whole), 300, lambda s: None)
-    assert finer.status is Status.CONVERGED
-    assert abs(elbo(target, finer.rule.q)[0] - LOG_Z) < 2e-4
 
 
 @each_estimator

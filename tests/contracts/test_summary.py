@@ -167,13 +167,6 @@ def test_a_card_is_short(plain):
     assert "(55 rows; all of them are in summary().table)" in html
 
 
-def test_status_and_structure_are_sentences(multilevel):
-    assert repr(Status.CONVERGED).startswith("Converged. The ELBO still to be gained")
-    assert repr(Status.STALLED).endswith(Status.STALLED.cure)
-    assert str(Status.CONVERGED) == "converged"
-    assert repr(multilevel.structure) == str(multilevel.structure)
-
-
 @pytest.mark.parametrize(("given", "named"), [(["bet"], "bet"), ("~bet", "~bet"), (["mu", "sd"], "sd")])
 def test_a_variable_that_is_not_there_is_answered_with_the_names(multilevel, given, named):
     with pytest.raises(ValueError, match=rf"var_names has '{named}', which the model has not: .*Valid: .*'beta'"):

@@ -16,7 +16,6 @@ import pymc_ngvi
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.marginal.left_out import beside
 from pymc_ngvi.marginal.quadrature import Centres, Forest
-from pymc_ngvi.marginal.trees import SplitNormal
 
 N_GROUPS, N_OF_GROUP = 12, 5
 GRID = np.linspace(1e-3, 6.0, 6_000)
@@ -82,26 +81,6 @@ def moments_of(updated, n=20_000):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_groups_with_new_rows_are_those_of_the_exact_posterior(fit, seed):
-    group, y, new, y_new = group_data()
-    known = new < N_GROUPS
-    updated = fit.update({"index": new[known], "y": y_new[known]}, random_seed=seed)
-    before, all_rows = (
-        Grid(*rows, N_GROUPS) for rows in ((group, y), (np.append(group, new[known]), np.append(y, y_new[known])))
-    )
-    assert updated.checks.is_reliable
-    assert updated.checks.effective_size > 0.75 * fit.checks.effective_size
-    mean, sd = moments_of(updated)
-    right, scale = all_rows.moments()
-    assert np.abs(before.moments()[0] - right)[[1, 4]].max() > 0.2 * scale[1]  # there is something to see
-    np.testing.assert_allclose(mean, right, atol=0.05 * scale.max())
-    np.testing.assert_allclose(sd, scale, rtol=0.06)
-    density = updated.log_predictive_density
-    assert abs(density.value - (all_rows.log_marginal - before.log_marginal)) < 4 * density.se + 0.005
-    assert density.se < 0.02
-
-
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("by_label", [True, False])
 def test_new_groups_are_those_of_the_exact_posterior(fit, seed, by_label):
     group, y, new, y_new = group_data()
@@ -128,13 +107,6 @@ def test_labels_in_another_order_go_with_their_own_effects(fit):
     other = fit.update(turned, random_seed=1)
     a, b = (of.sample(500, random_seed=3).posterior["a"] for of in (updated, other))
     np.testing.assert_allclose(b.sel(group=LABELS).values, a.values)
-
-
-def test_deterministics_follow(fit):
-    y_new = group_data()[3]
-    posterior = fit.update({"index": [LABELS[0], "new"], "y": y_new[:2]}).sample(50).posterior
-    np.testing.assert_allclose(posterior["double"].values, 2.0 * posterior["a"].values)
-    assert posterior["double"].sizes["group"] == N_GROUPS + 1
 
 
 def test_a_gaussian_is_updated_by_its_importance_weights():
@@ -310,14 +282,6 @@ def test_counts_are_whole_numbers():
         approx.update({"y": [1.5]})
 
 
-def test_impossible_rows_are_told_of():
-    with pm.Model():
-        pm.Exponential("y", pm.HalfNormal("rate", 1.0), observed=np.ones(10))
-        approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
-    with pytest.raises(ValueError, match=r"'y' can't have the values -1.0, of rows 0"):
-        approx.update({"y": [-1.0]})
-
-
 # --- data that are no rows ---
 
 
@@ -482,29 +446,6 @@ def test_groups_without_new_rows_keep_their_tails():
     sd = np.sqrt((shape / precision**2).mean(axis=0) + right.var(axis=0))
     np.testing.assert_allclose(draws["r"].values[0].std(axis=0), sd, rtol=0.25)
     np.testing.assert_allclose(draws["r"].values[0].mean(axis=0) / sd, right.mean(axis=0) / sd, atol=0.15)
-
-
-@pytest.mark.parametrize("skewness", [-0.7, 0.7])
-def test_a_skewed_group_is_integrated_as_it_is(skewness):
-    forest = Forest(np.array([0]), np.array([1]), np.array([-1]), np.array([0]))
-    of_group = SplitNormal.of_skewness(np.array([skewness]))
-    theta = np.array([[0.0, 0.4]])
-
-    def logp(points):
-        return stats.norm.logpdf(2.0, points[:, [1]], 0.8)
-
-    def centres(g):
-        return Centres(np.full((len(g), 1), 0.4), np.full((len(g), 1, 1), 0.6))
-
-    found = beside(theta, centres, forest, logp, np.array([skewness]))
-    grid = np.linspace(-6.0, 8.0, 40_001)
-    density = of_group.standard_log_density((grid[:, None] - 0.4) / 0.6)[:, 0] - np.log(0.6)
-    assert abs(np.exp(density).sum() * (grid[1] - grid[0]) - 1.0) < 1e-3  # it is one, of mean 0 and variance 1
-    assert abs((np.exp(density) * grid).sum() * (grid[1] - grid[0]) - 0.4) < 2e-3
-    both = density + stats.norm.logpdf(2.0, grid, 0.8)
-    weights = np.exp(both - logsumexp(both))
-    np.testing.assert_allclose(found.log_ratio, logsumexp(both) + np.log(grid[1] - grid[0]), atol=0.03)
-    np.testing.assert_allclose(found.theta[0, 1], weights @ grid, atol=0.03)  # z = 0 before and after
 
 
 def test_a_row_depends_on_an_effect_that_is_narrow_at_half_of_the_draws():

@@ -137,14 +137,6 @@ def test_error_of_khat_is_its_scatter(shape):
 # --- what a summary says, and cures -----------------------------------------------------------------------------------
 
 
-def test_a_summary_carries_the_verdict(schools):
-    text = " ".join(str(schools.summary()).split())
-    assert "Converged" in text
-    assert "Not reliable" in text
-    assert "`tau_log__`" in text
-    assert "reparam='rvb2'" in text
-
-
 def test_a_chain_is_not_told_of_groups():
     approx = fitted(random_walk())
     context = context_of(approx._posterior)

@@ -8,7 +8,6 @@ import warnings
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 import pytest
 
@@ -312,27 +311,6 @@ def test_half_flat_prior_keeps_its_jacobian():
     # Without the Jacobian the mean would be .3 sd lower; the posterior's skewness costs about .05 sd.
     np.testing.assert_allclose(approx.mean_flat, mean, atol=0.12 * sd)
     np.testing.assert_allclose(approx.sd_flat, sd, rtol=0.12)
-
-
-def test_float32_model():
-    """All arithmetic is in float64; draws come in the model's own precision."""
-
-    def make(dtype):
-        with pytensor.config.change_flags(floatX=dtype):
-            model = build(
-                lambda: pm.Normal(
-                    "y", pm.Normal("mu", 0.0, 2.0), pm.HalfNormal("sd"), observed=np.array([1, 2, 4], dtype)
-                )
-            )
-            approx = fit(model)
-            return approx, approx.sample(5).posterior
-
-    (single, draws), (double, _) = make("float32"), make("float64")
-    assert single.converged
-    assert draws["mu"].dtype == draws["sd"].dtype == np.float32
-    # Only the constants of the model are rounded to float32.
-    np.testing.assert_allclose(single.mean_flat, double.mean_flat, rtol=1e-5)
-    np.testing.assert_allclose(single.sd_flat, double.sd_flat, rtol=1e-5)
 
 
 # --- data that are at fault -------------------------------------------------------------------------------------------

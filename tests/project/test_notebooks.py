@@ -112,14 +112,6 @@ def test_a_notebook_has_a_title_and_ends_with_checks_and_what_to_read_next(name)
 # --- the reader of scripts ---
 
 
-def test_cells_are_read_without_header_marks_and_comment_signs(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "# ---\n# jupyter:\n# ---\n\n# %% [markdown]\n# # A\n#\n#  b\n\n\n# %%\nx = 1  # %% no mark\n\n\n# c\n"
-    )
-    assert module().read_cells(script) == [("markdown", "# A\n\n b"), ("code", "x = 1  # %% no mark\n\n\n# c")]
-
-
 # --- runs ---
 
 
@@ -133,16 +125,6 @@ def test_a_run_fails_where_an_assertion_does_and_where_the_network_is_asked_for(
         done = run(script, folder=tmp_path)
         assert done.returncode
         assert message in done.stderr
-
-
-def test_without_bambi_its_notebook_says_so_and_ends(tmp_path):
-    (tmp_path / "bambi.py").write_text("raise ImportError('absent')\n")
-    text = (EXAMPLES / "03_bambi.py").read_text(encoding="utf-8")
-    script = tmp_path / "script.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{text}")
-    done = run(script)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "This notebook needs Bambi: pip install bambi"
 
 
 @pytest.mark.slow

@@ -6,9 +6,6 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.graph.rewriting.db import EquilibriumDB, RewriteDatabaseQuery
-
 from pymc_ngvi import LogDensity
 
 
@@ -83,11 +80,3 @@ def test_what_counts_its_calls_is_compiled_for_each():
     counts = [pytensor.shared(0.0, "count") for _ in range(2)]
     functions = [pytensor.function([], count, updates=[(count, count + 1.0)]) for count in counts]
     assert [float(functions[k]()) for k in (0, 0, 1)] == [0.0, 1.0, 0.0]
-
-
-def test_rewrites_that_come_later_take_part():
-    db, query = EquilibriumDB(), RewriteDatabaseQuery(include=["mine"])
-    for name in ("one", "other"):
-        db.register(name, node_rewriter(None)(lambda fgraph, node: None), "mine")
-        assert db.query(query) is db.query(query)
-        assert name in {rewriter.name for rewriter in db.query(query).get_node_rewriters()}

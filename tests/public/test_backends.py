@@ -4,8 +4,9 @@ import functools
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
+
+from gaussian import needs
 
 from pymc_ngvi import LogDensity
 
@@ -30,13 +31,6 @@ def quick(products):
 
 def evaluate(density):
     return [density.logp(POINTS), *density.logp_grad(POINTS), density.hessian_products(POINTS, DIRECTIONS)]
-
-
-def needs(backend):
-    if backend == "c" and not pytensor.config.cxx:
-        pytest.skip("needs a C++ compiler")
-    if backend in ("numba", "jax"):
-        pytest.importorskip(backend)
 
 
 @pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")  # slow, not wrong

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import pymc as pm
 import pytest
 import xarray as xr
 
@@ -155,32 +154,6 @@ def test_fit_of_a_model_with_a_known_posterior(data):
     for name, mean, error in zip(("Intercept", "x", "z"), least_squares, sd, strict=True):
         # Four Monte Carlo errors, and the whitened error of .1 that a converged fit may have in d = 4.
         assert abs(float(posterior[name].mean()) - mean) < (4 / 4_000**0.5 + 0.1) * error, name
-
-
-@pytest.mark.slow
-# Compiled by C where Bambi builds predictions: PyTensor looks for a BLAS, and warns where there is none.
-@pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
-def test_mean_agrees_with_nuts(data):
-    """Bambi's predictions from NUTS are the reference: the linear predictor is near-Gaussian."""
-    pytest.importorskip("nutpie", reason="nutpie is in the dependency group bench")
-    n_draws = 1_000
-    model, approx = fitted("y ~ x + z + kind", data, n=10_000)
-    draws = uncentre_bambi_intercept(model, approx.sample(n_draws, random_seed=1))
-    ours = model.predict(draws, inplace=False)["posterior"]["mu"].stack(sample=("chain", "draw"))
-    options = {"draws": n_draws // 2, "tune": 500, "chains": 2, "random_seed": 1, "progressbar": False}
-    nuts = model.fit(inference_method="nutpie", **options)
-    theirs = model.predict(nuts, inplace=False)["posterior"]["mu"].stack(sample=("chain", "draw"))
-    sd = theirs.std("sample")
-    # Two means of 1,000 draws (NUTS: hardly correlated), each to 4 errors, and .1 sd for the fit's own tolerance.
-    assert float((abs(ours.mean("sample") - theirs.mean("sample")) / sd).max()) < 4 * (2 / n_draws) ** 0.5 + 0.1
-    np.testing.assert_allclose(ours.std("sample") / sd, 1.0, atol=4 / n_draws**0.5 + 0.1)
-
-
-def test_pymc_model_of_bambi_is_untouched(data):
-    """The correction is for draws: the approximation itself stays that of the PyMC model."""
-    model, approx = fitted("y ~ x", data)
-    assert approx.model is model.backend.model
-    assert isinstance(approx.model, pm.Model)
 
 
 # --- predictions ---

@@ -108,14 +108,6 @@ def test_states_that_begin_far_away_find_their_data():
     np.testing.assert_allclose(mu, [20.0, 26.0], atol=0.8)
 
 
-@pytest.mark.slow
-def test_the_same_seed_finds_the_same_place(sines):
-    one, two = fitted(sines, 4), fitted(sines, 4)
-    assert one.record.restarted
-    np.testing.assert_array_equal(one.mean_flat, two.mean_flat)
-    assert one.n_gradients == two.n_gradients
-
-
 def test_where_there_is_one_mode_none_is_named():
     approx = fitted(NGVI(model=regression(), posterior="gaussian"), 2)
     assert approx.record.modes == ()

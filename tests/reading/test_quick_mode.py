@@ -25,8 +25,6 @@ from pymc_ngvi.core import scalars as ufuncs
 from pymc_ngvi.graphs.backends import Interpreted, python_loops, quick_mode, quickly
 from pymc_ngvi.graphs.graph import simplify
 
-NO_BLAS = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
-
 
 def test_a_function_that_is_called_a_few_times_gives_what_a_compiled_one_does():
     x, data = pt.vector("x"), pytensor.shared(np.arange(3.0), "data")
@@ -138,17 +136,6 @@ def test_is_as_stable_as_the_default_mode_at_extreme_points(pair, fraction, seed
     name, density, reference = pair
     compared = check_extreme_points(name, density, reference, fraction, seed, rtol=1e-9)
     assert compared >= 10, "too few finite values of the default mode: the test compares nothing"
-
-
-@pytest.mark.slow
-@NO_BLAS
-@pytest.mark.skipif(not pytensor.config.cxx, reason="needs a C++ compiler")
-def test_is_as_stable_as_c_code(pair):
-    name, density, _ = pair
-    reference = Reference(density.model, density.layout, "CVM")
-    for fraction in (0.001, 0.03, 0.3, 1.0):
-        # PyTensor's trigamma in C has 8 digits.
-        check_extreme_points(name, density, reference, fraction, 1, rtol=1e-7)
 
 
 @pytest.mark.parametrize(
