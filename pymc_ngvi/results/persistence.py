@@ -345,7 +345,6 @@ class SavedData(DataSnapshot):
 
     def __init__(self, model: pm.Model, saved: Mapping[str, str]) -> None:
         super().__init__(model)
-        self._of_model = model
         #: The digests of then, by name.
         self.saved = dict(saved)
         self._known: dict[str, tuple[NDArray[np.generic], str]] = {}
@@ -353,7 +352,7 @@ class SavedData(DataSnapshot):
 
     def changed(self) -> list[str]:
         """Return the names of the data that differ from what they were, or that are no longer there."""
-        now = data_of(self._of_model)
+        now = data_of(self._model)
         names = [*self.saved, *(name for name in now if name not in self.saved)]
         return [name for name in names if name not in now or self._digest(name, now[name]) != self.saved.get(name)]
 
@@ -367,7 +366,7 @@ class SavedData(DataSnapshot):
                     "posterior are made from log p given these: load it on the model with the data of the fit, and "
                     "call pm.set_data then."
                 )
-            self._take()
+            super().__init__(self._model)
             self._is_known = True
         with super().restored():
             yield
