@@ -21,9 +21,9 @@ from pymc.distributions.continuous import (
 )
 from pymc.distributions.custom import CustomDistRV
 from pymc.distributions.distribution import SymbolicRandomVariable
-from pymc.distributions.multivariate import ICARRV, LKJCorrRV, _LKJCholeskyCovRV
+from pymc.distributions.multivariate import ICARRV, LKJCorrRV
 from pymc.distributions.shape_utils import change_dist_size
-from pymc.distributions.transforms import ChainedTransform, Ordered, _default_transform
+from pymc.distributions.transforms import ChainedTransform, Ordered
 from pymc.logprob.basic import transformed_conditional_logp
 from pymc.logprob.transforms import Transform
 from pymc.pytensorf import replace_vars_in_graphs, rvs_in_graph
@@ -44,6 +44,7 @@ from pymc_ngvi.density.over_draws import OnDraws, drawn_anew
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.private import LKJCholeskyCovRV, default_transform
 from pymc_ngvi.reading.predictors import ROUNDING
 
 # --- which coordinates have no proper prior: a posterior can be improper only through these ---
@@ -158,7 +159,7 @@ def _lkj_constant(n: int, eta: float) -> float:
 
 
 def _is_lkj(rv: Variable) -> bool:
-    return isinstance(rv.owner.op, LKJCorrRV | _LKJCholeskyCovRV)
+    return isinstance(rv.owner.op, LKJCorrRV | LKJCholeskyCovRV)
 
 
 def _unknown_constant(rv: Variable) -> str:
@@ -364,7 +365,7 @@ def _transform_of(old: Variable, new: Variable, transform: Transform | None) -> 
     """Return the transform of a variable with another prior: the default one for it, unless the user chose another."""
     if isinstance(old.type, XTensorType):
         return transform
-    was, default = (_default_transform(rv.owner.op, rv) for rv in (old, new))
+    was, default = (default_transform(rv.owner.op, rv) for rv in (old, new))
     if isinstance(transform, ChainedTransform) and type(transform.transform_list[0]) is type(was):
         return ChainedTransform([default, *transform.transform_list[1:]])
     return default if type(transform) is type(was) and default is not None else transform
@@ -451,7 +452,7 @@ def _check_named_dims(rv: Variable, prior: Variable) -> None:
 
 def _check_support(rv: Variable, prior: Variable) -> None:
     """Raise ValueError where two distributions are not on the same values."""
-    old, new = (_default_transform(of.owner.op, of) for of in (rv, prior))
+    old, new = (default_transform(of.owner.op, of) for of in (rv, prior))
     n_own = prior.owner.op.ndim_supp
     if max(n_own, rv.owner.op.ndim_supp) > 0:
         if type(old) is not type(new):

@@ -18,10 +18,9 @@ from pymc.pytensorf import resolve_backend_compile_kwargs
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph import Apply, Constant, RewriteDatabaseQuery, Variable
-from pytensor.graph.op import HasInnerGraph, HasMultipleInnerGraph, _NoPythonOp
+from pytensor.graph.op import HasInnerGraph, HasMultipleInnerGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.traversal import toposort
-from pytensor.link.c.op import _NoPythonCOp
 from pytensor.link.vm import VMLinker
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.xtensor.basic import XOp
@@ -30,6 +29,7 @@ from pytensor.xtensor.type import XTensorType
 from pymc_ngvi.core.memory import no_collections
 from pymc_ngvi.core.types import AnyArray
 from pymc_ngvi.graphs import loops, rewrites
+from pymc_ngvi.graphs.private import NoPythonCOp, NoPythonOp
 from pymc_ngvi.graphs.programs import ByParameters
 
 #: Said where JAX is asked for and not there.
@@ -160,7 +160,7 @@ def quickly(inputs: list[Variable], outputs: Variable | list[Variable]) -> Calla
 
 def is_plain(outputs: list[Variable]) -> bool:
     """Tell whether nodes can be run one by one: no graphs of their own, dimensions with names, or unused branches."""
-    kinds = (HasMultipleInnerGraph, XOp, _NoPythonOp, _NoPythonCOp)
+    kinds = (HasMultipleInnerGraph, XOp, NoPythonOp, NoPythonCOp)
     return not any(isinstance(getattr(node.op, "core_op", node.op), kinds) for node in toposort(outputs))
 
 

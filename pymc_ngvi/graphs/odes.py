@@ -19,12 +19,12 @@ import pytensor.tensor as pt
 from pymc.ode import DifferentialEquation
 from pytensor.gradient import DisconnectedType, jacobian
 from pytensor.graph import Apply, Op, Variable, graph_replace, rewrite_graph
-from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.graphs.backends import quickly
 from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.graphs.private import vectorize_node
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.graphs.rewrites import copy_of, has_op, rewritten
 from pymc_ngvi.rows.programs import CannotFollow, OnNumPy, derivatives
@@ -152,7 +152,7 @@ class Solution(Op):
             cell[0] = np.ascontiguousarray(part).reshape(shape)
 
 
-_vectorize_node.register(Solution, lambda op, node, *inputs: op.make_node(*inputs))
+vectorize_node.register(Solution, lambda op, node, *inputs: op.make_node(*inputs))
 
 
 def _solve(equations: Equations, order: int, both: Array) -> Array:

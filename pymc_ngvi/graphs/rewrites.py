@@ -15,7 +15,6 @@ from pytensor.compile.mode import optdb
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph import Apply, Constant, FunctionGraph, RewriteDatabaseQuery, Variable, clone
-from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import GraphRewriter, PatternNodeRewriter, dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import toposort, walk
 from pytensor.scalar.math import Erf, Erfc, Log1mexp, Sigmoid, Softplus, TriGamma
@@ -30,6 +29,8 @@ from pytensor.tensor.math import All
 from pytensor.tensor.rewriting.basic import local_useless_switch
 from pytensor.tensor.rewriting.linalg.solvers import batched_vector_b_solve_to_matrix_b_solve
 from pytensor.tensor.subtensor import Subtensor
+
+from pymc_ngvi.graphs.private import vectorize_node
 
 
 @node_rewriter([OpFromGraph])  # type: ignore[untyped-decorator]
@@ -343,8 +344,8 @@ if INCLUDED[0] not in optdb["canonicalize"]._names:
 # PyTensor vectorises no sparse operation. A product is linear in its dense operand: draws are further columns, or rows.
 
 
-@_vectorize_node.register(Dot)  # type: ignore[untyped-decorator]
-@_vectorize_node.register(StructuredDot)  # type: ignore[untyped-decorator]
+@vectorize_node.register(Dot)  # type: ignore[untyped-decorator]
+@vectorize_node.register(StructuredDot)  # type: ignore[untyped-decorator]
 def _product_of_draws(op: Dot | StructuredDot, node: Apply, left: Variable, right: Variable) -> list[Variable]:
     if isinstance(left.type, SparseTensorType) == isinstance(right.type, SparseTensorType):
         raise NotImplementedError("batches of products of two sparse matrices")

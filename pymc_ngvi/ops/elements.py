@@ -22,12 +22,12 @@ from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.rewriting.shape import ShapeFeature
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import indices_from_subtensor
-from pytensor.tensor.utils import _parse_gufunc_signature
 
 from pymc_ngvi.core.messages import NotApart, TooDenseError
 from pymc_ngvi.core.sparsity import Dependence, Ints, Pairs, RowKinds, everything, joined, union
 from pymc_ngvi.core.types import Bools
 from pymc_ngvi.graphs.backends import performed, quickly, without_c
+from pymc_ngvi.graphs.private import parse_signature
 from pymc_ngvi.graphs.programs import NAMES
 from pymc_ngvi.rows.programs import OPERATIONS, Operation
 
@@ -448,7 +448,7 @@ class EntryByEntry(Elements):
 
     def depends(self, of: Of) -> list[Dependence]:  # noqa: D102
         signature = getattr(self.node.op, "signature", None) or self.node.op.gufunc_signature
-        inputs, outputs = _parse_gufunc_signature(signature)
+        inputs, outputs = parse_signature(signature)
         n_in, n_out = [len(axes) for axes in inputs], [len(axes) for axes in outputs]
         shapes = [self.facts.shape(out) for out in self.node.outputs]
         parts = []

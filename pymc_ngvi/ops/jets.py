@@ -16,7 +16,7 @@ import pytensor.tensor as pt
 from pytensor.compile import Function
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.op import HasInnerGraph, Op, _NoPythonOp
+from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import toposort
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
@@ -40,6 +40,7 @@ from pytensor.tensor.special import LogAddExp, LogSumExp
 from pymc_ngvi.core.types import AnyArray, Array, Indices
 from pymc_ngvi.graphs.backends import performed
 from pymc_ngvi.graphs.loops import short_log_add_exp
+from pymc_ngvi.graphs.private import NoPythonOp
 from pymc_ngvi.graphs.programs import read
 from pymc_ngvi.graphs.rewrites import dependent
 from pymc_ngvi.ops.elements import Kind, Rearranged, core_op, targets
@@ -432,7 +433,7 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
         return _OF_MATRICES[type(core_op(op))]
     if not MOVEMENT.keys().isdisjoint(type(core_op(op)).__mro__):
         return Movement(node, kinds)
-    if Kind.ACTIVE in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
+    if Kind.ACTIVE in kinds or isinstance(op, HasInnerGraph | NoPythonOp):
         raise CannotFollow(f"{op} has no rule")
     dtypes = [i.type.dtype for i in node.inputs]
 

@@ -134,6 +134,16 @@ def test_large_modules_are_imported_where_they_are_used():
     assert {name for name in LARGE if name in run.stdout.split()} == set()
 
 
+def test_private_names_of_pymc_and_pytensor_are_imported_in_one_module():
+    private = {
+        module
+        for module, path in MODULES.items()
+        for name in imports_of(path)
+        if name.startswith(("pymc.", "pytensor.")) and "._" in name
+    }
+    assert private == {"graphs.private"}
+
+
 def test_numbers_by_rows_need_no_pytensor():
     """Nothing in `rows`, its engines apart, imports a module that imports PyTensor, through others neither."""
     graph = arrows()

@@ -12,7 +12,6 @@ import pytensor.tensor as pt
 
 from pymc.distributions import Bernoulli, Categorical, DiscreteUniform, Gumbel
 from pymc.distributions.dist_math import check_parameters
-from pymc.logprob.abstract import _logprob
 from pymc.logprob.basic import conditional_logp, logp
 from pymc.pytensorf import constant_fold, resolve_shapes
 from pymc_extras.distributions import DiscreteMarkovChain
@@ -49,6 +48,7 @@ from pytensor.graph import (
 from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.core.sizes import AT_ONCE
+from pymc_ngvi.graphs.private import logprob
 from pymc_ngvi.graphs.rewrites import inline_inner_graphs
 
 #: Nodes up to which a log density is written out for each state.
@@ -73,7 +73,7 @@ class SummedChain(MarginalDiscreteMarkovChainRV):
     """Variables given which a Markov chain is summed out."""
 
 
-@_logprob.register(SummedStates)  # type: ignore[untyped-decorator]
+@logprob.register(SummedStates)  # type: ignore[untyped-decorator]
 def _states_logp(op: SummedStates, values: Sequence[Variable], *inputs: Variable, **options: object) -> list[Variable]:
     """Return the log density of all variables, as that of the first one."""
     total = pt.logsumexp(joint_by_state(op, values, inputs, **options), axis=0)
@@ -138,7 +138,7 @@ def _in_each_state(value: Variable, state: Variable, states: Variable, shape: Se
     return vectorize_graph(inline_inner_graphs([value])[0], {state: pt.broadcast_to(along, (along.shape[0], *shape))})
 
 
-@_logprob.register(SummedChain)  # type: ignore[untyped-decorator]
+@logprob.register(SummedChain)  # type: ignore[untyped-decorator]
 def _chain_logp(op: SummedChain, values: Sequence[Variable], *inputs: Variable, **options: object) -> list[Variable]:
     """Return that of pymc_extras: the forward algorithm."""
     with warnings.catch_warnings(action="ignore", category=NonSeparableLogpWarning):
