@@ -12,7 +12,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.special import bdtrc, chdtri, erfcx, ndtri, softmax
+from scipy.special import chdtri, erfcx, ndtri, softmax
 
 from pymc_ngvi.core.draws import density_of_normal
 from pymc_ngvi.core.importance import smoothed
@@ -305,7 +305,7 @@ def on_scale_of(values: Array, *others: Array) -> list[Array]:
 #: Probability that a draw of a Gaussian posterior lies so far below the median of log p as counts as far.
 _RARE = 1e-4
 #: Part of the draws that have to be far, beyond those that go the other way, to count.
-_LEAST_FAR = 0.02
+LEAST_FAR = 0.02
 #: Drift of log p that counts, in its standard deviations.
 _MUCH = 0.5
 
@@ -336,18 +336,6 @@ class JointDrift:
     def limit(self) -> float:
         """Drift from which on it counts: as much may come of standard deviations whose errors do not count."""
         return max(_MUCH * math.sqrt(0.5 * self.n_dim), LIMITS["sd"] * self.n_dim)
-
-    @property
-    def is_much(self) -> bool:
-        """Whether log p drifts by much, also by its own error."""
-        return bool(abs(self.mean.value) > max(self.limit, critical(1) * self.mean.se))
-
-    @property
-    def has_minority(self) -> bool:
-        """Whether log p rises far at a part of the draws that counts, more often than it would fall by chance."""
-        n_rises, n_falls = len(self.rises), self.n_falls
-        is_part = n_rises - n_falls > _LEAST_FAR * self.n_draws
-        return is_part and float(bdtrc(n_rises - 1, n_rises + n_falls, 0.5)) < FAMILY_WISE
 
     def in_words(self) -> str:
         """Return what was measured."""
