@@ -64,12 +64,8 @@ if TYPE_CHECKING:
 type Entry = Mapping[str, ArrayLike]
 
 
-class Case(NamedTuple):
-    """What is fitted: data, and what they were simulated with, where they were."""
-
-    entry: Entry
-    #: Whose values are ranked among draws.
-    truth: Simulated | None = None
+#: What is fitted: data, or what was simulated, whose values are ranked among draws.
+type Case = Entry | Simulated
 
 
 @dataclass(frozen=True)
@@ -255,9 +251,9 @@ class Fitter:
     def row(self, index: int, case: Case) -> Row:
         """Fit a case, and return what is kept of it, also where it fails; KeyboardInterrupt passes."""
         row = Row(index, self.asked.seed(index))
-        began, arrays = time.perf_counter(), {}
+        began, arrays, truth = time.perf_counter(), {}, case if isinstance(case, Simulated) else None
         try:
-            arrays = self.asked.slots.checked(case.entry)
+            arrays = self.asked.slots.checked(case.observed if isinstance(case, Simulated) else case)
             row.digest = digest_of(arrays)
             with ONE_THREAD:
                 approx = self.approx(index, arrays)
@@ -266,7 +262,7 @@ class Fitter:
                     self.may_leave_search &= not approx._has_other_modes
                     if self.pilot is None and record.converged:
                         self.pilot = approx  # that others may start from
-                self._summarise(row, approx, case.truth)
+                self._summarise(row, approx, truth)
         except Exception as error:  # whatever it is: the other fits go on
             row.error = _in_short(error, arrays)
         row.about["seconds"] = time.perf_counter() - began
@@ -392,8 +388,10 @@ class Kit:
         with self._lock:
             if self._fitter is None:
                 self._fitter = Fitter(*cloudpickle.loads(self.content))
-            loaded: Case | str = cloudpickle.loads(case)
-            return failed(self._fitter, index, loaded) if isinstance(loaded, str) else self._fitter.row(index, loaded)
+            loaded: Case | Exception = cloudpickle.loads(case)
+            if isinstance(loaded, Exception):
+                return failed(self._fitter, index, loaded)
+            return self._fitter.row(index, loaded)
 
 
 def failed(fitter: Fitter, index: int, why: str | Exception) -> Row:
@@ -408,7 +406,8 @@ def _pickled(case: Case) -> bytes:
     try:
         content = cloudpickle.dumps(case)
     except Exception as error:
-        content = cloudpickle.dumps(f"The data can't be sent to another process: {type(error).__name__}: {error}")
+        said = f"The data can't be sent to another process: {type(error).__name__}: {error}"
+        content = cloudpickle.dumps(TypeError(said))
     return content
 
 
@@ -906,7 +905,7 @@ def fit_many(
         Slots.of(model, first), options, random_seed, draws, var_names,
         prob=prob, judge=judge, search=search, folder=None if draws_to is None else made_folder(draws_to),
     )  # fmt: skip
-    fitter, cases = Fitter(asked), map(Case, itertools.chain([first], entries))
+    fitter, cases = Fitter(asked), itertools.chain([first], entries)
     rows = fitted_rows(fitter, cases, place, total, progressbar)
     return ManyFits(rows, fitter, data, {"prob": prob, "draws": draws})
 
@@ -1187,8 +1186,8 @@ def calibrate(
     asked = asked_of(
         slots, options, seed_of(np.random.SeedSequence(entropy, spawn_key=(1,))), draws, var_names, search=search
     )
-    fitter, cases = Fitter(asked), (Case(one.observed, one) for one in simulated)
-    rows = fitted_rows(fitter, cases, place, int(n), progressbar)
+    fitter = Fitter(asked)
+    rows = fitted_rows(fitter, simulated, place, int(n), progressbar)
     fits = ManyFits(rows, fitter, [one.observed for one in simulated], {"draws": draws})
     ranks = _joined(sorted(rows, key=lambda row: row.index), lambda row: row.ranks)
     return Calibration((ranks + 0.5) / (draws + 1), fits)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from scipy.special import expit
+from scipy.special import bdtrc, expit
 
 from pymc_ngvi.core.draws import chunks, draws_of
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, MOST_KHAT, Weights, WeightVerdict, khat_limit, weigh
@@ -46,8 +46,10 @@ from pymc_ngvi.posteriors.kinds import KINDS, if_available
 from pymc_ngvi.posteriors.plan import Decision
 from pymc_ngvi.results.distributions import Distribution, Posterior, costs_of, distribution_of, flat_dataset, free_names
 from pymc_ngvi.results.drifts import (
+    FAMILY_WISE,
     FEWEST,
     LEAST_ACCEPTANCE,
+    LEAST_FAR,
     LEAST_MOVED,
     LIMITS,
     MOST_EVALUATIONS,
@@ -59,6 +61,7 @@ from pymc_ngvi.results.drifts import (
     Estimates,
     JointDrift,
     Moved,
+    critical,
     diffused,
     equal_modes,
     functional_drift_of,
@@ -605,7 +608,8 @@ def _changed(equal: EqualModes) -> str:
 def of_joint(context: Context, joint: JointDrift, moments: Drift) -> list[Condition]:
     """Say where log p drifts: of a minority of draws; or of all, or of most, where no coordinate tells as much."""
     cure, n = context.shape_cure(), len(joint.rises)
-    if joint.has_minority:
+    by_chance = bdtrc(n - 1, n + joint.n_falls, 0.5)  # that so many rise, were falls as likely
+    if n - joint.n_falls > LEAST_FAR * joint.n_draws and by_chance < FAMILY_WISE:
         said = (
             f"a part of the draws is far from the posterior: as they are moved towards it, log p rises by more than "
             f"{joint.far:.0f} nats at {n:,} of {joint.n_draws:,} ({percent(n / joint.n_draws)}), by "
@@ -617,7 +621,8 @@ def of_joint(context: Context, joint: JointDrift, moments: Drift) -> list[Condit
         f"the joint density is off: log p drifts by {drift} nats as draws are moved, more than {joint.limit:.1f}, "
         "though no single coordinate stands out"
     )
-    is_excused = moments.stands_out or not joint.is_much
+    is_much = abs(drift.value) > max(joint.limit, critical(1) * drift.se)
+    is_excused = moments.stands_out or not is_much
     return [Condition("log p", abs(drift.value), joint.limit, said, is_excused=is_excused, cure=cure)]
 
 

@@ -5,14 +5,14 @@ import math
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, islice
+from itertools import batched, chain, combinations, islice
 from typing import NamedTuple
 
 import numpy as np
 
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.special import bdtrc, chdtri, erfcx, ndtri, softmax
+from scipy.special import chdtri, erfcx, ndtri, softmax
 
 from pymc_ngvi.core.draws import density_of_normal
 from pymc_ngvi.core.importance import smoothed
@@ -305,7 +305,7 @@ def on_scale_of(values: Array, *others: Array) -> list[Array]:
 #: Probability that a draw of a Gaussian posterior lies so far below the median of log p as counts as far.
 _RARE = 1e-4
 #: Part of the draws that have to be far, beyond those that go the other way, to count.
-_LEAST_FAR = 0.02
+LEAST_FAR = 0.02
 #: Drift of log p that counts, in its standard deviations.
 _MUCH = 0.5
 
@@ -336,18 +336,6 @@ class JointDrift:
     def limit(self) -> float:
         """Drift from which on it counts: as much may come of standard deviations whose errors do not count."""
         return max(_MUCH * math.sqrt(0.5 * self.n_dim), LIMITS["sd"] * self.n_dim)
-
-    @property
-    def is_much(self) -> bool:
-        """Whether log p drifts by much, also by its own error."""
-        return bool(abs(self.mean.value) > max(self.limit, critical(1) * self.mean.se))
-
-    @property
-    def has_minority(self) -> bool:
-        """Whether log p rises far at a part of the draws that counts, more often than it would fall by chance."""
-        n_rises, n_falls = len(self.rises), self.n_falls
-        is_part = n_rises - n_falls > _LEAST_FAR * self.n_draws
-        return is_part and float(bdtrc(n_rises - 1, n_rises + n_falls, 0.5)) < FAMILY_WISE
 
     def in_words(self) -> str:
         """Return what was measured."""
@@ -609,17 +597,40 @@ def equal_modes(
 
     A symmetry leaves log p as it is at each draw, not only in the mean; a single draw rules out almost all candidates.
     """
-    comparison = _Comparison(density, q, theta, most)
-    families = families_of(layout) if len(comparison.theta) else []
-    # The first and the last of a family stand for all of it.
+    theta = theta[np.isfinite(theta).all(axis=1)]
+    logp, n_log_p = density.logp(theta) if len(theta) else np.empty(0), len(theta)
+    theta, logp = theta[np.isfinite(logp)], logp[np.isfinite(logp)]
+    log_q, mean, sd = q.log_density(theta), q.mean()[None], q.sd()
+    families = families_of(layout) if len(theta) else []
+    # The first and the last of a family stand for all of it, at the first draw.
     ends = [(family, member) for family in families for member in (*family.members[:1], *family.members[1:][-1:])]
-    holds = comparison.hold_at_one([member for _, member in ends])
-    promising = {id(family) for (family, _), held in zip(ends, holds, strict=True) if held}
+    ends = ends[: max(most - n_log_p, 0)]
+    promising = set[int]()
+    for some in batched(ends, max(STREAMED // layout.n_dim, 1)):
+        holds = _equal(density.logp(np.concatenate([member(theta[:1]) for _, member in some])), logp[0])
+        promising |= {id(family) for (family, _), held in zip(some, holds, strict=True) if held}
+    n_log_p += len(ends)
+
+    def image(member: Callable[[Array], Array]) -> _Image:
+        """Tell where a candidate maps most of q, and whether it is a symmetry if that is elsewhere."""
+        nonlocal n_log_p
+        to = member(theta)
+        with np.errstate(invalid="ignore", over="ignore"):
+            outside = ~(log_q - q.log_density(to) <= LOG_OUTSIDE)
+        # Draws that cover all images have a mean that stays where it is.
+        moves = np.abs(member(mean)[0] - mean[0]) > _MOVES * sd
+        if outside.mean() <= MOSTLY or not moves.any():
+            return None
+        if n_log_p + len(to) > most:
+            return False
+        n_log_p += len(to)
+        return bool(_equal(density.logp(to), logp).all())
+
     kept: list[tuple[SymmetryFamily, list[_Image]]] = []
     for family in families:
         if id(family) in promising and _is_new(family, kept):
-            kept.append((family, [comparison.image(member) for member in family.members]))
-    return tuple(_counted(kept)), comparison.n_log_p
+            kept.append((family, [image(member) for member in family.members]))
+    return tuple(_counted(kept)), n_log_p
 
 
 #: Whether a candidate that maps q elsewhere is a symmetry of log p; None where it maps q into itself.
@@ -630,43 +641,6 @@ def _is_new(family: SymmetryFamily, known: list[tuple[SymmetryFamily, list[_Imag
     """Tell whether exchanged labels add to those found: otherwise those of fewer variables are a part of them."""
     missed = [other for other, images in known if other.kind == "labels" and True in images]
     return family.kind == "sign" or not any(family.where & other.where for other in missed)
-
-
-class _Comparison:
-    """log p at draws and at their images, within a number of evaluations."""
-
-    def __init__(self, density: ModelDensity, q: Distribution, theta: Array, most: int) -> None:
-        self.density, self.q, self.most, self.n_log_p = density, q, most, 0
-        self._mean, self._sd = q.mean()[None], q.sd()
-        theta = theta[np.isfinite(theta).all(axis=1)]
-        logp = self._log_p(theta)
-        self.theta, self.logp = theta[np.isfinite(logp)], logp[np.isfinite(logp)]
-        self.log_q = q.log_density(self.theta)
-
-    def _log_p(self, theta: Array) -> Array:
-        self.n_log_p += len(theta)
-        return self.density.logp(theta) if len(theta) else np.empty(0)
-
-    def hold_at_one(self, members: list[Callable[[Array], Array]]) -> list[bool]:
-        """Tell which candidates leave log p as it is at the first draw; False of those beyond the number."""
-        result: list[bool] = []
-        affordable, size = members[: max(self.most - self.n_log_p, 0)], max(1, STREAMED // max(self.theta.shape[1], 1))
-        for some in (affordable[i : i + size] for i in range(0, len(affordable), size)):
-            logp = self._log_p(np.concatenate([member(self.theta[:1]) for member in some]))
-            result += _equal(logp, self.logp[0]).tolist()
-        return result + [False] * (len(members) - len(result))
-
-    def image(self, member: Callable[[Array], Array]) -> _Image:
-        """Tell where a candidate maps most of q, and whether it is a symmetry if that is elsewhere."""
-        theta = member(self.theta)
-        with np.errstate(invalid="ignore", over="ignore"):
-            outside = ~(self.log_q - self.q.log_density(theta) <= LOG_OUTSIDE)
-        # Draws that cover all images have a mean that stays where it is.
-        moves = np.abs(member(self._mean)[0] - self._mean[0]) > _MOVES * self._sd
-        if outside.mean() <= MOSTLY or not moves.any():
-            return None
-        holds = self.n_log_p + len(theta) <= self.most and _equal(self._log_p(theta), self.logp).all()
-        return bool(holds)
 
 
 def _equal(one: Array, other: Array | float) -> Bools:
