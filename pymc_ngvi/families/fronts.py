@@ -406,13 +406,6 @@ class SparseCholesky:
 
     # --- matrices in the form of panels ---
 
-    @property
-    def unit(self) -> Array:
-        """The identity, and so the matrix itself, whitened."""
-        identity = np.zeros_like(self.panels)
-        identity[..., self.fronts.diagonal] = 1.0
-        return identity
-
     def _on_fronts(self, kernel: str, *matrices: Array) -> Any:
         """Return what becomes of matrices."""
         layout = self.fronts.layout
@@ -423,7 +416,9 @@ class SparseCholesky:
     @functools.cached_property
     def matrix(self) -> Array:
         """The lower triangle of L L^T."""
-        return self.unwhitened(self.unit)
+        identity = np.zeros_like(self.panels)
+        identity[..., self.fronts.diagonal] = 1.0
+        return self.unwhitened(identity)
 
     @functools.cached_property
     def inverse(self) -> Array:

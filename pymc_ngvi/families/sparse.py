@@ -355,12 +355,6 @@ class Summed:
     #: W; shape (n_dim, n_sums).
     slopes: Array
 
-    def __add__(self, other: "Summed") -> "Summed":
-        return Summed(self.panels + other.panels, self.slopes + other.slopes)
-
-    def __rmul__(self, number: float) -> "Summed":
-        return Summed(number * self.panels, number * self.slopes)
-
 
 @dataclass(frozen=True, eq=False)
 class SummedCholesky:

@@ -273,7 +273,7 @@ def local_component(
 ) -> AnyGaussian | None:
     """Return a Gaussian about a point with the curvature of log p there, or one that is given, kept within limits."""
     least, most = tightness or (_WIDEST**-2, _NARROWEST**-2)
-    here = _moved_to(like, point)
+    here = replace(like, location=point)
     if not density.has_hessian and mean_hessian is None:
         return here
     curvature = (mean_hessian or density.mean_hessian)(point[None]).whitened(here)
@@ -283,10 +283,6 @@ def local_component(
         raised = (here.add_to_diagonal(curvature, by) for by in least * _RAISED)
         scaled = next(filter(None, (here.precision_scaled_by(matrix, nowhere) for matrix in raised)), None)
     return None if scaled is None else scaled[0]
-
-
-def _moved_to(state: AnyGaussian, point: Array) -> AnyGaussian:
-    return replace(state, location=np.array(point, dtype=np.float64))
 
 
 def addition(
@@ -305,7 +301,7 @@ def addition(
         if excess[row] == -np.inf:
             return None
         parent = q.components[parents[row]]
-        if any(is_at(_moved_to(parent, place), thetas[row]) for place in tried):
+        if any(is_at(replace(parent, location=place), thetas[row]) for place in tried):
             continue
         tried.append(thetas[row])
         component = local_component(density, parent, thetas[row], (_LEAST_TIGHT, _MOST_TIGHT))
