@@ -143,6 +143,16 @@ def test_every_update_fits_a_mixture(update, seed):
     np.testing.assert_allclose(np.sort(approx.q.weights), np.sort(target.modes.weights), atol=0.01)
 
 
+@pytest.mark.filterwarnings("ignore::pymc_ngvi.core.status.ConvergenceWarning")  # few iterations: all may happen
+def test_the_same_seed_gives_the_same_bits_and_refining_goes_on():
+    target = mixture_targets.target("banana")
+    first, second = (fit(target.build(), 5, n_components=2) for _ in range(2))
+    assert np.array_equal(first.q.means, second.q.means)
+    before = first.elbo.value
+    first.refine(5)
+    assert first.elbo.value > before - 3 * first.elbo.se - 0.01
+
+
 def test_modes_far_from_the_start_are_found_from_the_prior():
     with pm.Model() as model:
         scale = pm.LogNormal("scale", 0.0, 0.1)

@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import logsumexp
 
 import pymc_ngvi
@@ -230,6 +230,15 @@ def test_chains_have_their_weights(both, caplog):
     assert_allclose(weight.mean(), 1.0)
     assert len(np.unique(np.sign(x[mode == 0]))) == len(np.unique(np.sign(x[mode == 1]))) == 1
     assert len(np.unique(tree.sample_stats["superchain"].values)) == 2 * N_STARTS
+
+
+def test_files_keep_modes(both, tmp_path):
+    both.save(tmp_path / "moved.nc")
+    again = pymc_ngvi.load(tmp_path / "moved.nc", two_answers())
+    assert again.checks == both.checks
+    assert_array_equal(again.draw_flat(100, 1), both.draw_flat(100, 1))
+    assert_array_equal(again.mean_flat, both.mean_flat)
+    assert again.log_marginal_likelihood == both.log_marginal_likelihood
 
 
 @pytest.fixture(scope="module")

@@ -483,6 +483,23 @@ def test_a_t_that_turns_out_to_be_a_gaussian_becomes_one(seed):
 
 
 @each_estimator
+def test_a_fit_goes_on_as_if_it_had_not_stopped(estimator):
+    target = student_t(3).fresh()
+    rule = ScaleMixture(target, natural, estimator, seed=1)
+    begun = loop.start(rule, StudentTFamily().from_scale(np.zeros(3), np.ones(3)))
+    whole = loop.run(rule, begun, 300, lambda s: None)
+    halfway = loop.run(rule, begun, whole.n_iterations // 2, lambda s: None)
+    assert halfway.status is Status.MAX_ITERATIONS
+    resumed = loop.run(rule, halfway, 300, lambda s: None)
+    assert resumed.rule.q.log_shape == whole.rule.q.log_shape
+    assert np.isfinite(rule.assess(halfway.rule).gap)
+    stricter = ScaleMixture(target, natural, estimator, seed=1, tol=1e-3)
+    finer = loop.run(stricter, loop.reopen(stricter, whole), 300, lambda s: None)
+    assert finer.status is Status.CONVERGED
+    assert abs(elbo(target, finer.rule.q)[0] - LOG_Z) < 2e-4
+
+
+@each_estimator
 def test_a_t_that_does_worse_than_the_gaussian_it_began_from_is_given_up(estimator):
     """Under a t, the expectation of exp is infinite: a few draws far out leave no way down from heavy tails."""
     target = Walled(poisson(), 15.0).fresh()  # and some of them are lost
