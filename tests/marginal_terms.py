@@ -263,7 +263,7 @@ def state_of(quadrature, forest, mean, cov, seed=1, log_p=None, others=()):
     """Return the exact posterior, from a Gaussian with these moments of the globals; values cost next to nothing."""
     mean, cov = np.asarray(mean, dtype=float), np.asarray(cov, dtype=float)
     ratios = Ratios.about([], mean)
-    return integrated(Density(log_p), forest, quadrature, ratios, mean, cov, seed, 1e-6, others=others).with_pool(None)
+    return integrated(Density(log_p), forest, quadrature, ratios, mean, cov, seed, 1e-6, others=others)
 
 
 def exact_state(groups, mean, cov, seed=1):

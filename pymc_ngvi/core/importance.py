@@ -357,6 +357,9 @@ class Estimate(NamedTuple):
     khat: float = -np.inf
 
 
+UNKNOWN = Estimate(np.nan, np.nan)
+
+
 def log_mean(log_values: Array, log_weights: Array, worth: float = 1.0, part: Indices | None = None) -> Estimate:
     """Return the log of a weighted mean; each draw is worth so many independent ones, or only parts are independent."""
     log_weights = log_weights - logsumexp(log_weights)

@@ -171,17 +171,16 @@ def exact_posterior(
     quadrature = _quadrature(fitted, density, q, forest, others) if forest.n_local else None
     heaviest, look = _looked(density, q) if quadrature is None and len(at) <= MOST_PLAIN else ([], None)
     try:
-        rest = integrated(
+        return integrated(
             fitted, forest, quadrature, divided, *divided.normal(mean[at], q.cov_block(at)), seed,
             seconds_of_node(forest, density), expect,
             [*(divided.forward(other.mean()[at][None])[0] for other in others), *heaviest], look,
-            is_at_mode=not of_other_data,
+            is_at_mode=not of_other_data, gaussian=q, modes=tuple(others),
         )  # fmt: skip
     except Hopeless as reason:
         raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
         raise Unavailable(Reason.SINGULAR, "a covariance of the global parameters is singular") from None
-    return rest.with_pool(q, tuple(others))
 
 
 def integrated(
@@ -198,6 +197,8 @@ def integrated(
     look: tuple[StudentMixture, Array] | None = None,
     *,
     is_at_mode: bool = True,
+    gaussian: GaussianState | None = None,
+    modes: tuple[GaussianState, ...] = (),
 ) -> IntegratedTrees:
     """Sample the globals, about a Gaussian of these and other starts, as they are divided; a node takes ``each`` s."""
     p, each = len(start), each * (1 if quadrature is None else len(quadrature.rule.nodes))
@@ -229,7 +230,7 @@ def integrated(
         elsewhere = quadrature.elsewhere(pairs, pool.weights()[0])
     return IntegratedTrees(
         pool, pairs, sampler.proposal, divided, seed, sampler.efficiency(),
-        draws.moved, draws.lost, elsewhere, forest, quadrature, fitted,
+        draws.moved, draws.lost, elsewhere, forest, quadrature, fitted, gaussian, modes,
     )  # fmt: skip
 
 

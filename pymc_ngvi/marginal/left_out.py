@@ -19,7 +19,7 @@ from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density.observed_rows import MaskedDensity
 from pymc_ngvi.marginal.integral import N_COMPARED, TreeIntegral
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.marginal.pooled import Draws, PoolState
+from pymc_ngvi.marginal.pooled import Draws
 from pymc_ngvi.marginal.quadrature import (
     BatchPlan,
     Centres,
@@ -134,13 +134,12 @@ class WithNewRows:
     skewness: float = 0.0
 
 
-def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> Draws:
+def draws_without_rows(trees: IntegratedTrees, n: int, rng: np.random.Generator) -> Draws:
     """Return draws of an exact posterior, without the rows that it was fitted to.
 
     Local coordinates have the conditional moments that the posterior knows at its globals.
     """
-    pool, trees = state.pool, _trees(state)
-    forest, rows = trees.forest, np.flatnonzero(np.isfinite(pool.log_ratio))
+    pool, forest, rows = trees.pool, trees.forest, np.flatnonzero(np.isfinite(trees.pool.log_ratio))
     of_draws, theta = SplitNormal.of_skewness(trees.skew), np.empty((len(rows), forest.n_dim))
     theta[:, forest.globals_] = pool.g[rows]
     for part in _parts(len(rows), forest.n_local * forest.n_levels):
@@ -150,30 +149,22 @@ def draws_without_rows(state: PoolState, n: int, rng: np.random.Generator) -> Dr
     return Draws(theta, pool.log_ratio[rows], rows, pool.part[rows])
 
 
-def with_trees(state: object) -> PoolState | None:
+def with_trees(state: object) -> IntegratedTrees | None:
     """Return a posterior whose trees were integrated out; None for any other."""
-    if not isinstance(state, PoolState) or not isinstance(state.rest, IntegratedTrees):
-        return None
-    return state if state.rest.forest.n_local else None
+    return state if isinstance(state, IntegratedTrees) and state.forest.n_local else None
 
 
-def _trees(state: PoolState) -> IntegratedTrees:
-    assert isinstance(state.rest, IntegratedTrees)
-    return state.rest
-
-
-def with_new_rows(theta: Array, state: PoolState, row_logp: RowLogp) -> WithNewRows:
+def with_new_rows(theta: Array, trees: IntegratedTrees, row_logp: RowLogp) -> WithNewRows:
     """Return what new rows make of draws of an exact posterior."""
-    trees = _trees(state)
     return beside(theta, trees.centres, trees.forest, row_logp, trees.skew)
 
 
-def integrated_again(theta: Array, state: PoolState, row_logp: RowLogp, *, has_rows: bool) -> Array:
+def integrated_again(theta: Array, trees: IntegratedTrees, row_logp: RowLogp, *, has_rows: bool) -> Array:
     """Return the log predictive density of new rows at the globals of draws, (n,).
 
     From the rows of the fit as well, where they are there; else as if no coordinate were skewed.
     """
-    trees, g = _trees(state), theta[:, state.globals_]
+    g = theta[:, trees.globals_]
     if not has_rows:
         return beside(theta, trees.centres, trees.forest, row_logp, np.zeros_like(trees.skew)).log_ratio
     terms = _TermsOfRows.of(theta, trees.centres, trees.forest, row_logp, trees.skew, trees.density)
@@ -184,9 +175,9 @@ def integrated_again(theta: Array, state: PoolState, row_logp: RowLogp, *, has_r
     return log_ratio
 
 
-def skewness_of(state: PoolState) -> float:
+def skewness_of(trees: IntegratedTrees) -> float:
     """Return the largest skewness of any local coordinate given the globals, as far as it is known."""
-    return float(np.abs(_trees(state).skew).max(initial=0.0))
+    return float(np.abs(trees.skew).max(initial=0.0))
 
 
 def beside(
@@ -372,8 +363,8 @@ class Predictives:
 class IntegratedAgain:
     """Integrals of groups with and without some rows, at globals of a pool."""
 
-    def __init__(self, state: PoolState, trees: IntegratedTrees, rule: PathRule, masked: MaskedDensity) -> None:
-        self._state, self._masked, self._trees, self._forest = state, masked, trees, trees.forest
+    def __init__(self, trees: IntegratedTrees, rule: PathRule, masked: MaskedDensity) -> None:
+        self._masked, self._trees, self._forest = masked, trees, trees.forest
         rules = references(self._forest.n_levels)
         self._rule = max(rule, rules[min(_RULE, len(rules) // 2)], key=lambda one: one.n_nodes)
         forest, depends = trees.forest, masked.rows.dependence()[:, trees.forest.locals_]
@@ -383,21 +374,21 @@ class IntegratedAgain:
 
     def predictives(self, parts: DataParts) -> Predictives:
         """Return the predictive densities."""
-        state, forest, blocks = self._state, self._forest, self._blocks
+        trees, forest, blocks = self._trees, self._forest, self._blocks
         if parts.out.shape[0] == blocks.shape[0]:  # what all rows have, as a probability of zeros, would take as many
             blocks = sparse.csr_array(blocks * (blocks.count_nonzero(axis=0) < blocks.shape[0]))  # passes: it is drawn
             blocks.eliminate_zeros()
         work = _Work.of(parts, blocks)
-        rows, local, _ = self._trees.joint(state, state.pool, np.random.default_rng(FIXED_SEED))
+        rows, local, _ = trees.all_of(trees.pool, np.random.default_rng(FIXED_SEED))
         some = self._picked(1 + len(work.by_pass) + len(work.scores_by_pass), len(rows))
         theta, n = np.empty((len(some), forest.n_dim)), len(some)
-        theta[:, forest.globals_], theta[:, forest.locals_] = state.pool.g[rows[some]], local[some]
+        theta[:, forest.globals_], theta[:, forest.locals_] = trees.pool.g[rows[some]], local[some]
         log_out, log_scored = np.empty((n, parts.out.shape[0])), np.empty((n, parts.scored.shape[0]))
         size = max(1, AT_ONCE // max(forest.n_local, self._blocks.shape[0], forest.n_blocks * (1 + len(work.by_pass))))
         for start in range(0, n, size):
             chunk = slice(start, min(start + size, n))
             self._chunk(parts, work, theta[chunk], log_out[chunk], log_scored[chunk])
-        return Predictives(state.log_weights[rows[some]], log_out, log_scored)
+        return Predictives(trees.log_weights[rows[some]], log_out, log_scored)
 
     def _picked(self, n_passes: int, n_pool: int) -> Indices:
         """Return the rows of the pool that are used: all of them, as only together they are evenly spread, or a few."""
@@ -438,7 +429,7 @@ class IntegratedAgain:
         """Return the integrals of blocks without some rows over what is integrated at a place, (n, n_blocks)."""
         self._masked.leave_out(out)
         forest = self._forest
-        terms = FittedDensity(self._masked.density, forest, self._state.gaussian.mean())
+        terms = FittedDensity(self._masked.density, forest, self._trees.gaussian.mean())
         integral = TreeIntegral(terms, forest, self._trees.centres)
         integral.rule = self._rule
         g, local = theta[:, forest.globals_], theta[:, forest.locals_]

@@ -4,15 +4,25 @@ import abc
 import functools
 import math
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, Estimate, effective_size, khat_error, khat_limit, smoothed, weigh
+from pymc_ngvi.core.importance import (
+    MIN_KHAT_DRAWS,
+    UNKNOWN,
+    Estimate,
+    effective_size,
+    khat_error,
+    khat_limit,
+    smoothed,
+    weigh,
+)
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.sizes import HELD
-from pymc_ngvi.core.stored import entry_of, stored, with_tag
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.core.verdict import Condition, PoolVerdict, few_draws
 from pymc_ngvi.density import ModelDensity
@@ -209,10 +219,11 @@ class Draws(NamedTuple):
 # --- a posterior as a distribution of flat vectors: a weighted pool of globals, and what is left given these ---
 
 
-class GivenGlobals(abc.ABC):
-    """The other coordinates given the globals: drawn from their conditional density, or weighted draws that are kept.
+class PoolState(abc.ABC):
+    """A posterior whose globals are a weighted pool: each kind says what the other coordinates are, given these.
 
-    What is not written here of a kind is that of exact draws from the conditional density.
+    They are drawn from their conditional density, or weighted draws that are kept. What is not written here of a kind
+    is that of exact draws from the conditional density.
     """
 
     #: The value of the option ``posterior`` that asks for it.
@@ -221,89 +232,18 @@ class GivenGlobals(abc.ABC):
     is_nested: ClassVar[bool] = False
     #: Uniform numbers that a draw of each other coordinate takes.
     n_parts: ClassVar[int] = 0
-
-    def weights(self, pool: Pool) -> tuple[Array, float]:
-        """Return weights of the pool that add up to 1, and k-hat."""
-        return pool.weights()
-
-    def enlarged(self, pool: Pool, wanted: float) -> Pool:
-        """Return a pool of the effective size ``wanted``, as far as there is one."""
-        return pool
-
-    def size_of(self, weights: Array) -> float:
-        """Return the effective number of draws of the globals."""
-        return effective_size_of(weights)
-
-    def effective_size(self, of_globals: float) -> float:
-        """Return that of draws of all coordinates, from a pool with this one."""
-        return of_globals
-
-    @abc.abstractmethod
-    def draw(self, state: "PoolState", pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
-        """Return rows of the pool, picked in some order of it, and the other coordinates at each."""
-
-    @abc.abstractmethod
-    def joint(self, state: "PoolState", pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
-        """Return all draws that there are: rows of the pool, the other coordinates at each, and their log weights."""
-
-    @abc.abstractmethod
-    def moments(self, state: "PoolState", mean: Array) -> tuple[Array, Array]:
-        """Return means and standard deviations of the others; ``mean`` is that of the globals."""
-
-    @abc.abstractmethod
-    def cov_block(self, state: "PoolState", index: Indices) -> Array:
-        """Return the covariance of some coordinates."""
-
-    def log_normaliser(self, state: "PoolState") -> tuple[float, float]:
-        """Return the logarithm of the integral of exp(log p), and its standard error."""
-        value, se = state.pool.log_normaliser()
-        left, of_left = self.correction(state)
-        return value + left, float(np.hypot(se, of_left))
-
-    def correction(self, state: "PoolState") -> tuple[float, float]:
-        """Return what log m of the pool lacks everywhere, and its standard error."""
-        return 0.0, 0.0
-
-    @abc.abstractmethod
-    def verdict(self, state: "PoolState") -> PoolVerdict:
-        """Return what was measured of the posterior."""
-
-    @abc.abstractmethod
-    def content(self, state: "PoolState") -> dict[str, Any]:
-        """Return what a file keeps beside the fits that it began from."""
-
-    @classmethod
-    @abc.abstractmethod
-    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> "PoolState":
-        """Return the posterior on a model; raise ValueError where the parts do not go together."""
-
-    def in_modes(self, state: "PoolState") -> "list[PoolState]":
-        """Return what there is of each mode alone; empty where that is not known."""
-        return []
-
-    def weight_of(self, state: "PoolState", theta: Array) -> Array | None:
-        """Return the log weights by which draws were picked, (n_draws,); None where only globals have some."""
-        return None
-
-
-@stored("pool.state")
-@dataclass(frozen=True, eq=False)
-class PoolState:
-    """A posterior whose globals are a weighted pool."""
-
     #: Globals as weighted draws.
     pool: Pool
-    #: The others given these.
-    rest: GivenGlobals
     #: Coordinates that are in the pool, and the others.
     globals_: Indices
     locals_: Indices
-    #: The fit that it began from.
+    #: The fit that it began from; fits at other modes, where it began as well.
     gaussian: Any
-    #: Fits at other modes, where it began as well.
-    others: tuple[Any, ...] = field(default=(), kw_only=True)
+    others: tuple[Any, ...] = ()
+    #: What was measured of it.
+    checks: PoolVerdict
 
-    def __copy__(self) -> "PoolState":
+    def __copy__(self) -> Self:
         """Return itself: nothing of it changes."""
         return self
 
@@ -311,30 +251,59 @@ class PoolState:
         """Return what stands for the state among the shared variables of a graph: its weighted draws of the globals."""
         return {"globals": self.pool.g, "log_weights": self.log_weights}
 
-    def from_params(self, params: dict[str, Array]) -> "PoolState":
+    def from_params(self, params: dict[str, Array]) -> Self:
         """Return itself: arrays alone don't tell the rest."""
         return self
 
+    # --- what a kind says ---
+
+    @abc.abstractmethod
     def content(self) -> dict[str, Any]:
-        """Return what a file keeps: the tag of the class of what is left, and all else."""
-        entry = entry_of(type(self.rest))
-        assert entry is not None
-        return {"of": entry.tag, "gaussian": self.gaussian, "others": self.others, **self.rest.content(self)}
+        """Return what a file keeps."""
 
     @classmethod
-    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> "PoolState":
-        """Return the posterior on a model: the inverse of `content`."""
-        entry = with_tag(content["of"])
-        if entry is None or not issubclass(entry.cls, GivenGlobals):
-            raise ValueError(f"it is a {content['of']!r}, which is none")
-        return entry.cls.of_content(content, density)
+    @abc.abstractmethod
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> Self:
+        """Return the posterior on a model; raise ValueError where the parts do not go together."""
+
+    def enlarged(self, wanted: float) -> Pool:
+        """Return a pool of the effective size ``wanted``, as far as there is one."""
+        return self.pool
+
+    def size_of_all(self, of_globals: float) -> float:
+        """Return the effective size of draws of all coordinates, from a pool with this one."""
+        return of_globals
+
+    @abc.abstractmethod
+    def pick(self, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
+        """Return rows of the pool, picked in some order of it, and the other coordinates at each."""
+
+    @abc.abstractmethod
+    def all_of(self, pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
+        """Return all draws that there are: rows of the pool, the other coordinates at each, and their log weights."""
+
+    @abc.abstractmethod
+    def moments_of_others(self, mean: Array) -> tuple[Array, Array]:
+        """Return means and standard deviations of the others; ``mean`` is that of the globals."""
+
+    @abc.abstractmethod
+    def cov_block(self, index: Indices) -> Array:
+        """Return the covariance of some coordinates, (len(index), len(index))."""
+
+    def correction(self) -> tuple[float, float]:
+        """Return what log m of the pool lacks everywhere, and its standard error."""
+        return 0.0, 0.0
+
+    @functools.cached_property
+    def in_modes(self) -> "Sequence[PoolState]":
+        """What there is of each mode alone; empty where that is not known."""
+        return ()
+
+    def weight_of(self, theta: Array) -> Array | None:
+        """Return the log weights by which draws were picked, (n_draws,); None where only globals have some."""
+        return None
 
     # --- weights ---
-
-    @property
-    def kind(self) -> str:
-        """The value of the option ``posterior`` that asks for it."""
-        return self.rest.kind
 
     @property
     def n_dim(self) -> int:
@@ -343,7 +312,7 @@ class PoolState:
 
     @functools.cached_property
     def _smoothed(self) -> tuple[Array, float]:
-        return self.rest.weights(self.pool)
+        return self.pool.weights()
 
     @property
     def weights(self) -> Array:
@@ -364,7 +333,7 @@ class PoolState:
     @property
     def effective_size(self) -> float:
         """Effective number of draws of the globals."""
-        return self.rest.size_of(self.weights)
+        return effective_size_of(self.weights)
 
     @functools.cached_property
     def sd_errors(self) -> Array:
@@ -377,7 +346,7 @@ class PoolState:
         if n <= self.effective_size:
             return self.pool
         if self._last.get("n") != n:
-            self._last.update(n=n, pool=self.rest.enlarged(self.pool, n))
+            self._last.update(n=n, pool=self.enlarged(n))
         return self._last["pool"]
 
     @functools.cached_property
@@ -391,48 +360,37 @@ class PoolState:
 
     def effective_size_for(self, n: int) -> float:
         """Return the effective size of what ``n`` draws are taken from."""
-        return self.rest.effective_size(self.effective_size_for_globals(n))
+        return self.size_of_all(self.effective_size_for_globals(n))
 
     def effective_for(self, n: int) -> float:
         """Return how many independent draws ``n`` of its draws are worth."""
-        if self.rest.n_parts and effective_size(self.for_draws(n).log_ratio) >= n:
+        if self.n_parts and effective_size(self.for_draws(n).log_ratio) >= n:
             return float(n)
         return min(float(n), self.effective_size_for(n))
 
-    def log_normaliser(self) -> tuple[float, float]:
-        """Return the logarithm of the integral of exp(log p), and its standard error."""
-        return self._log_normaliser
-
     @functools.cached_property
-    def _log_normaliser(self) -> tuple[float, float]:
-        return self.rest.log_normaliser(self)
+    def log_normaliser(self) -> tuple[float, float]:
+        """The logarithm of the integral of exp(log p), and its standard error."""
+        value, se = self.pool.log_normaliser()
+        left, of_left = self.correction()
+        return value + left, float(np.hypot(se, of_left))
 
     def elbo(self) -> tuple[float, float]:
         """Return the ELBO of the joint distribution of globals and the others, and its error, nats."""
-        value, se = self.log_normaliser()
+        value, se = self.log_normaliser
         return value - self.checks.lacking, se
-
-    @functools.cached_property
-    def checks(self) -> PoolVerdict:
-        """What was measured of it."""
-        return self.rest.verdict(self)
-
-    @functools.cached_property
-    def in_modes(self) -> "list[PoolState]":
-        """What there is of each mode alone; empty where that is not known."""
-        return self.rest.in_modes(self)
 
     # --- draws ---
 
     @property
     def n_uniform(self) -> int:
         """Uniform numbers behind a draw: one for the globals, and those of the others."""
-        return 1 + self.rest.n_parts * len(self.locals_)
+        return 1 + self.n_parts * len(self.locals_)
 
     def draws(self, base: Array) -> Array:
         """Map base draws to draws: normals, which have no part, and behind them the uniforms."""
         first, others = base[:, self.n_dim], base[:, self.n_dim + 1 :]
-        uniform = [first, *(np.split(others, self.rest.n_parts, axis=1) if self.rest.n_parts else [])]
+        uniform = [first, *(np.split(others, self.n_parts, axis=1) if self.n_parts else [])]
         return self._joined(self.pool, np.arange(len(self.pool.g)), uniform)
 
     def draw(self, n: int, rng: np.random.Generator, *, enlarges: bool = True) -> Array:
@@ -442,7 +400,7 @@ class PoolState:
         # known least well, also evenly over its tail.
         order = np.argsort(pool.g[:, self.sd_errors.argmax()], kind="stable")
         first = rng.permutation((np.arange(n) + rng.random()) / n)
-        others = [rng.random((n, len(self.locals_))) for _ in range(self.rest.n_parts)]
+        others = [rng.random((n, len(self.locals_))) for _ in range(self.n_parts)]
         return self._joined(pool, order, [first, *others])
 
     def joint(self, n: int, rng: np.random.Generator) -> Draws:
@@ -454,12 +412,12 @@ class PoolState:
         if len(pool.g) * self.n_dim > HELD:
             fewer = min(n, max(HELD // self.n_dim, 1))
             return Draws.of_equal_weight(self.draw(fewer, rng), self.effective_for(fewer) / fewer)
-        rows, others, log_weights = self.rest.joint(self, pool, rng)
+        rows, others, log_weights = self.all_of(pool, rng)
         worth = self.effective_size_for(n) / effective_size(log_weights)
         return Draws(self._with(pool.g[rows], others), log_weights, rows, pool.part[rows], worth)
 
     def _joined(self, pool: Pool, order: Indices, uniform: list[Array]) -> Array:
-        rows, others = self.rest.draw(self, pool, order, uniform)
+        rows, others = self.pick(pool, order, uniform)
         return self._with(pool.g[rows], others)
 
     def _with(self, g: Array, others: Array) -> Array:
@@ -482,16 +440,12 @@ class PoolState:
         mean, sd, at = np.empty(self.n_dim), np.empty(self.n_dim), self.globals_
         mean[at] = self.weights @ self.pool.g
         sd[at] = np.sqrt(self.weights @ (self.pool.g - mean[at]) ** 2)
-        mean[self.locals_], sd[self.locals_] = self.rest.moments(self, mean[at])
+        mean[self.locals_], sd[self.locals_] = self.moments_of_others(mean[at])
         return mean, sd
 
     def cov(self) -> Array:
         """Return the covariance, (n_dim, n_dim)."""
         return self.cov_block(np.arange(self.n_dim))
-
-    def cov_block(self, index: Indices) -> Array:
-        """Return the covariance of some coordinates, (len(index), len(index))."""
-        return self.rest.cov_block(self, np.asarray(index))
 
 
 def effective_size_of(weights: Array) -> float:
@@ -561,29 +515,37 @@ class WeightChecks(PoolVerdict):
         return f" (Pareto k-hat of the weights {self.khat:.2f}, effective sample size {self.effective_size:,.0f})"
 
 
-class AllDrawn(GivenGlobals):
+class AllDrawn(PoolState):
     """Weighted draws of all coordinates: nothing is left given the globals."""
 
-    def with_pool(self, pool: Pool, gaussian: Any, others: tuple[Any, ...] = ()) -> PoolState:
-        """Return the posterior."""
-        return PoolState(pool, self, np.arange(pool.g.shape[1]), np.empty(0, np.intp), gaussian, others=others)
+    locals_ = np.empty(0, dtype=np.intp)
 
-    def draw(self, state: PoolState, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
+    @functools.cached_property
+    def globals_(self) -> Indices:  # type: ignore[override]
+        """All coordinates."""
+        return np.arange(self.pool.g.shape[1])
+
+    @property
+    def effective_size(self) -> float:
+        """What all draws are worth."""
+        return self.checks.effective_size
+
+    def pick(self, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
         """Return rows of the pool; there are no other coordinates."""
-        return order[picked(state.weights[order], uniform[0])], np.empty((len(uniform[0]), 0))
+        return order[picked(self.weights[order], uniform[0])], np.empty((len(uniform[0]), 0))
 
-    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
+    def all_of(self, pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
         """Return all draws."""
-        return np.arange(len(pool.g)), np.empty((len(pool.g), 0)), state.log_weights
+        return np.arange(len(pool.g)), np.empty((len(pool.g), 0)), self.log_weights
 
-    def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
+    def moments_of_others(self, mean: Array) -> tuple[Array, Array]:
         """Return those of no coordinates."""
         return np.empty(0), np.empty(0)
 
-    def cov_block(self, state: PoolState, index: Indices) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates."""
-        apart = state.pool.g[:, index] - state.mean()[index]
-        return apart.T @ (state.weights[:, None] * apart)
+        apart = self.pool.g[:, index] - self.mean()[index]
+        return apart.T @ (self.weights[:, None] * apart)
 
 
 @stored("weighted.state")
@@ -591,54 +553,34 @@ class AllDrawn(GivenGlobals):
 class WeightedDraws(AllDrawn):
     """Weighted draws of all coordinates."""
 
+    pool: Pool
     checks: WeightChecks
     #: Log marginal likelihood over that of the posterior whose draws they are, or of themselves where there is none.
     mass: Estimate
+    gaussian: Any
+    others: tuple[Any, ...] = ()
     #: Whose draws they are, where it has a marginal likelihood.
     before: PoolState | None = field(default=None, repr=False)
 
     kind = WEIGHTED
 
-    @staticmethod
-    def pool_of(draws: Draws) -> Pool:
-        """Return weighted draws as a pool; those that do not count are left out."""
-        counts = draws.counts
-        log_weights = draws.log_weights[counts]
-        return Pool(draws.theta[counts], log_weights, np.zeros(len(log_weights)), draws.part[counts])
-
-    # --- files ---
-
-    def content(self, state: PoolState) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """Return what a file keeps."""
-        return {
-            "pool": state.pool,
-            "checks": self.checks,
-            "mass": tuple(self.mass if self.before is None else _UNKNOWN),
-        }
+        mass = self.mass if self.before is None else UNKNOWN
+        kept = {name: getattr(self, name) for name in ("gaussian", "others", "pool", "checks")}
+        return {**kept, "mass": tuple(mass)}
 
     @classmethod
-    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> Self:
         """Return the posterior on a model."""
         pool, checks, gaussian = (content[name] for name in ("pool", "checks", "gaussian"))
         if not isinstance(pool, Pool) or not isinstance(checks, WeightChecks) or gaussian.n_dim != density.n_dim:
             raise ValueError("the weighted draws do not go together")
         pool.check(density.n_dim)
-        return cls(checks, Estimate(*content["mass"])).with_pool(pool, gaussian, tuple(content["others"]))
+        return cls(pool, checks, Estimate(*content["mass"]), gaussian, tuple(content["others"]))
 
-    # --- what a posterior has ---
-
-    def size_of(self, weights: Array) -> float:
-        """Return what all draws are worth."""
-        return self.checks.effective_size
-
-    def log_normaliser(self, state: PoolState) -> tuple[float, float]:
-        """Return the log marginal likelihood, and its error; NaN where it is not known."""
-        value, se = (0.0, 0.0) if self.before is None else self.before.log_normaliser()
+    @functools.cached_property
+    def log_normaliser(self) -> tuple[float, float]:
+        """The log marginal likelihood, and its error; NaN where it is not known."""
+        value, se = (0.0, 0.0) if self.before is None else self.before.log_normaliser
         return value + self.mass.value, math.hypot(se, self.mass.se)
-
-    def verdict(self, state: PoolState) -> WeightChecks:
-        """Return what was measured."""
-        return self.checks
-
-
-_UNKNOWN = Estimate(math.nan, math.nan)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import (
     LEAST_TAIL,
     N_PARTS,
-    GivenGlobals,
     Pool,
     PoolState,
     by_neighbours,
@@ -367,7 +366,7 @@ def pool_of(g: Array, log_marginal: Array, log_density: Array) -> Pool:
 
 @stored("exact.state")
 @dataclass(frozen=True, eq=False)
-class IntegratedTrees(GivenGlobals):
+class IntegratedTrees(PoolState):
     """What is left given globals: independent trees of local coordinates, or nothing."""
 
     #: Draws of the globals, and integrals at these; None where nothing is integrated.
@@ -388,28 +387,36 @@ class IntegratedTrees(GivenGlobals):
     quadrature: TreeIntegral | None
     #: What all of these evaluate.
     density: FittedDensity
+    gaussian: Any
+    others: tuple[Any, ...] = ()
 
     kind = "exact"
     n_parts = 2
 
-    def with_pool(self, gaussian: Any, others: tuple[Any, ...] = ()) -> PoolState:
-        """Return the posterior."""
-        return PoolState(self.pool, self, self.forest.globals_, self.forest.locals_, gaussian, others=others)
+    @cached_property
+    def globals_(self) -> Indices:  # type: ignore[override]
+        """Coordinates that are in the pool."""
+        return self.forest.globals_
+
+    @cached_property
+    def locals_(self) -> Indices:  # type: ignore[override]
+        """The others."""
+        return self.forest.locals_
 
     # --- files ---
 
-    def content(self, state: PoolState) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """Return what a file keeps; also moments and checks, which take evaluations of the model."""
         return {
-            **{name: getattr(self, name) for name in ("forest", *_KEPT)},
+            **{name: getattr(self, name) for name in ("forest", "gaussian", "others", *_KEPT)},
             "rule": None if self.quadrature is None else self.quadrature.rule,
             "log_p": self.density.log_p_at_point(),
-            "moments": (state.mean(), state.sd()),
-            "checks": state.checks,
+            "moments": (self.mean(), self.sd()),
+            "checks": self.checks,
         }
 
     @classmethod
-    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> Self:
         """Return the posterior on a model."""
         for name, kind in {"forest": Forest, "pool": Pool, "proposal": Proposal, "checks": Checks}.items():
             if not isinstance(content[name], kind):
@@ -428,21 +435,20 @@ class IntegratedTrees(GivenGlobals):
             quadrature.rule = content["rule"]
             quadrature.begin_from(pairs)
         checks, kept = content["checks"], {name: content[name] for name in _KEPT}
-        rest = cls(
+        state = cls(
             **kept, moved=checks.missed, lost=checks.lost, elsewhere=checks.elsewhere,
-            forest=forest, quadrature=quadrature, density=fitted,
+            forest=forest, quadrature=quadrature, density=fitted, gaussian=gaussian, others=tuple(content["others"]),
         )  # fmt: skip
-        state = rest.with_pool(gaussian, tuple(content["others"]))
         vars(state).update(_moments=moments, checks=checks)
         return state
 
     # --- weights ---
 
-    def enlarged(self, pool: Pool, wanted: float) -> Pool:
+    def enlarged(self, wanted: float) -> Pool:
         """Return new draws of the proposal, of the effective size ``wanted``, as far as the budget goes."""
         from scipy.spatial import cKDTree
 
-        n = int(min(np.ceil(_MORE * wanted / self.efficiency), max(MOST, len(pool.g))))
+        n = int(min(np.ceil(_MORE * wanted / self.efficiency), max(MOST, len(self.pool.g))))
         y = self.proposal.draws(n, np.random.default_rng([self.seed, n]))
         y = y[by_neighbours(y / y.std(axis=0))]
         g = self.ratios.inverse(y)
@@ -456,7 +462,7 @@ class IntegratedTrees(GivenGlobals):
                 self._known[:] = [cKDTree(known), known, Centres.joined([self.pairs.centres, points.centres])]
         return pool_of(g, log_m, self.proposal.log_density(y) + self.ratios.log_slope(g))
 
-    def correction(self, state: PoolState) -> tuple[float, float]:
+    def correction(self) -> tuple[float, float]:
         """Return what the nodes in use miss of log m everywhere, and its standard error.
 
         Rules are chosen for what changes with the globals: of a constant, they know nothing.
@@ -465,17 +471,21 @@ class IntegratedTrees(GivenGlobals):
         if quadrature is None:
             return 0.0, 0.0
         assert self.pairs is not None
-        rows, rules = evenly_picked(state.weights, N_COMPARED, 0.5), references(self.forest.n_levels)
+        rows, rules = evenly_picked(self.weights, N_COMPARED, 0.5), references(self.forest.n_levels)
         more = [one for one in rules if one.n_nodes > quadrature.rule.n_nodes] or rules[-1:]
         rule, some = more[:2][-1].sure, self.pairs[rows]
         many = integrate(quadrature.terms, self.forest, rule, some.g, some.centres, moments=False).log_marginal
-        apart = many - state.pool.log_marginal[rows]
+        apart = many - self.pool.log_marginal[rows]
         return float(np.mean(apart)), float(np.std(apart, ddof=1) / np.sqrt(N_COMPARED))
 
-    def verdict(self, state: PoolState) -> Checks:
-        """Return what was measured."""
-        measured: dict[str, Any] = {}
-        if (quadrature := self.quadrature) is not None:
+    @cached_property
+    def checks(self) -> Checks:  # type: ignore[override]
+        """What was measured."""
+        measured, beyond = dict[str, Any](), 0.0
+        if (quadrature := self.quadrature) is None and self.forest.n_globals <= MOST_PLAIN:
+            rows = evenly_picked(self.weights, len(self.weights), 0.5)
+            beyond = beyond_reach(self.density.logp, self.pool.g[rows])
+        if quadrature is not None:
             measured = {
                 "n_nodes": quadrature.rule.n_nodes,
                 "rule_error": quadrature.rule_error,
@@ -484,37 +494,26 @@ class IntegratedTrees(GivenGlobals):
                 "effects": self._candidates[1],
             }
         return Checks(
-            state.khat,
-            state.effective_size,
-            len(state.weights),
+            self.khat,
+            self.effective_size,
+            len(self.weights),
             self.forest.n_globals,
             self.forest.n_local,
             **measured,
-            sd_error=float(state.sd_errors.max(initial=0.0)),
-            tail=tail_size(state.pool.g, state.weights),
+            sd_error=float(self.sd_errors.max(initial=0.0)),
+            tail=tail_size(self.pool.g, self.weights),
             missed=self.moved,
-            beyond=self._beyond(state),
-            n_modes=1 + len(state.others),
+            beyond=beyond,
+            n_modes=1 + len(self.others),
         )
 
-    def _beyond(self, state: PoolState) -> float:
-        """Return the part of a variance that is farther out than all draws, where nothing is integrated."""
-        if self.quadrature is not None or self.forest.n_globals > MOST_PLAIN:
-            return 0.0
-        rows = evenly_picked(state.weights, len(state.weights), 0.5)
-        return beyond_reach(self.density.logp, state.pool.g[rows])
-
     # --- draws and moments ---
-
-    @cached_property
-    def _weights(self) -> Array:
-        return self.pool.weights()[0]
 
     @cached_property
     def skew(self) -> Array:
         """Skewness of the local coordinates given globals, in the mean over these, (n_local,)."""
         assert self.pairs is not None
-        return np.clip(self._weights @ self.pairs.skew, -_MOST_SKEW, _MOST_SKEW)
+        return np.clip(self.weights @ self.pairs.skew, -_MOST_SKEW, _MOST_SKEW)
 
     def centres(self, g: Array) -> Centres:
         """Return means and factors of the local coordinates given globals, (n, n_globals), of the pool or others."""
@@ -539,13 +538,13 @@ class IntegratedTrees(GivenGlobals):
         """Return what to pickle: not what is known of larger pools."""
         return {name: value for name, value in vars(self).items() if name != "_known"}
 
-    def draw(self, state: PoolState, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
+    def pick(self, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
         """Return rows of the pool, and local coordinates from their conditionals."""
-        weights = state.weights if pool is state.pool else pool.weights()[0]
+        weights = self.weights if pool is self.pool else pool.weights()[0]
         rows = order[picked(weights[order], uniform[0])]
         return rows, self._locals(pool.g, rows, uniform[1:])
 
-    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
+    def all_of(self, pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
         """Return the pool, with a draw of the local coordinates at each."""
         rows = np.flatnonzero(np.isfinite(pool.log_ratio))
         uniform = list(rng.random((2, len(rows), self.forest.n_local)))
@@ -577,7 +576,7 @@ class IntegratedTrees(GivenGlobals):
         assert self.pairs is not None
         assert self.quadrature is not None
         rng, forest = np.random.default_rng(self.seed), self.forest
-        some = self.pairs[evenly_picked(self._weights, _N_JUDGED, rng.random())]
+        some = self.pairs[evenly_picked(self.weights, _N_JUDGED, rng.random())]
         # Evenly spaced in each coordinate: what depends on the shift cancels.
         order = rng.permuted(np.tile(np.arange(_N_JUDGED)[:, None], forest.n_local), axis=0)
         shifts = (order + rng.random(order.shape)) / _N_JUDGED
@@ -592,17 +591,17 @@ class IntegratedTrees(GivenGlobals):
             k = more
         return k, error
 
-    def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
+    def moments_of_others(self, mean: Array) -> tuple[Array, Array]:
         """Return means and standard deviations of local coordinates, by quadrature at the draws of the pool."""
         if self.pairs is None:
             return np.empty(0), np.empty(0)
         centres = self.pairs.centres
-        of_locals = self._weights @ centres.mean
-        return of_locals, np.sqrt(self._weights @ (centres.variance() + (centres.mean - of_locals) ** 2))
+        of_locals = self.weights @ centres.mean
+        return of_locals, np.sqrt(self.weights @ (centres.variance() + (centres.mean - of_locals) ** 2))
 
-    def cov_block(self, state: PoolState, index: Indices) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates, about the mean of all of them."""
-        forest, weights = self.forest, self._weights
+        forest, weights = self.forest, self.weights
         place = np.full(forest.n_dim, -1, dtype=np.intp)
         place[forest.locals_] = np.arange(forest.n_local)
         local = place[index] >= 0
@@ -618,5 +617,5 @@ class IntegratedTrees(GivenGlobals):
                 i, j = np.nonzero(same[..., level])
                 factor = self.pairs.centres.factor[:, :, level]
                 result[among[i], among[j]] += weights @ (factor[:, at[i]] * factor[:, at[j]])
-        points -= state.mean()[index]
+        points -= self.mean()[index]
         return result + (weights[:, None] * points).T @ points

@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.climbs import MOST_STEPS, ascend, tops
-from pymc_ngvi.core.importance import Estimate, Side, bridge
+from pymc_ngvi.core.importance import UNKNOWN, Estimate, Side, bridge
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, Bools, GaussianState, HasGradient, Indices, base_draws_of
 
@@ -335,9 +335,6 @@ def _nearest(modes: Array, ends: Array) -> Indices:
 _N_DRAWS = 4_096
 #: Error of a log mass beyond which neither is known.
 MOST_ERROR = 0.3
-
-
-UNKNOWN = Estimate(math.nan, math.nan)
 
 
 def log_mass(

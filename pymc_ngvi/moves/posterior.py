@@ -9,14 +9,14 @@ import math
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from scipy.special import ndtri
 
 from pymc_ngvi.core.climbs import MOST_STEPS
-from pymc_ngvi.core.importance import Estimate
+from pymc_ngvi.core.importance import UNKNOWN, Estimate
 from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.stored import stored
@@ -26,7 +26,6 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.pooled import AllDrawn, Pool, PoolState
 from pymc_ngvi.moves.chains import (
     MOST_ERROR,
-    UNKNOWN,
     Basins,
     ChainCoordinates,
     Climbs,
@@ -216,6 +215,8 @@ class MovedDraws(AllDrawn):
     logp: Array
     #: Which has the weights of the modes.
     checks: MovedChecks
+    gaussian: Any
+    others: tuple[Any, ...] = ()
     #: Log marginal likelihood; NaN where it is not known yet.
     mass: Estimate = UNKNOWN
     #: Which tells it, when it is asked for.
@@ -223,12 +224,13 @@ class MovedDraws(AllDrawn):
 
     kind = "moved"
 
-    def state(self, gaussian: Any, others: tuple[Any, ...] = ()) -> PoolState:
-        """Return the posterior."""
+    @functools.cached_property
+    def pool(self) -> Pool:  # type: ignore[override]
+        """All draws."""
         n, n_chains, d = self.x.shape
         of_start = np.arange(n_chains) // (n_chains // self.checks.n_starts)
         logp = self.logp.ravel()
-        return self.with_pool(Pool(self.x.reshape(-1, d), logp, logp, np.tile(of_start, n)), gaussian, others)
+        return Pool(self.x.reshape(-1, d), logp, logp, np.tile(of_start, n))
 
     @property
     def of_chains(self) -> Array:
@@ -243,14 +245,15 @@ class MovedDraws(AllDrawn):
 
     # --- files ---
 
-    def content(self, state: PoolState) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """Return what a file keeps."""
-        return {"x": self.x, "log_p": self.logp, "checks": self.checks, "log_mass": tuple(self.mass)}
+        kept = {name: getattr(self, name) for name in ("gaussian", "others", "x", "logp", "checks")}
+        return {**kept, "mass": tuple(self.mass)}
 
     @classmethod
-    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> Self:
         """Return the posterior on a model."""
-        x, logp, checks, gaussian = (content[name] for name in ("x", "log_p", "checks", "gaussian"))
+        x, logp, checks, gaussian = (content[name] for name in ("x", "logp", "checks", "gaussian"))
         if not isinstance(checks, MovedChecks):
             raise ValueError("what the moved posterior has as 'checks' is something else")
         if x.ndim != 3 or x.shape[2] != density.n_dim or gaussian.n_dim != density.n_dim:
@@ -259,36 +262,30 @@ class MovedDraws(AllDrawn):
             raise ValueError("the draws of the moved posterior do not go together")
         if checks.n_modes > 1 and (len(checks.mode_weights) != checks.n_modes or checks.n_starts % checks.n_modes):
             raise ValueError("the modes of the moved posterior do not go together")
-        mass = Estimate(*content["log_mass"])
-        return cls(x, logp, checks, mass, density).state(gaussian, tuple(content["others"]))
+        return cls(x, logp, checks, gaussian, tuple(content["others"]), Estimate(*content["mass"]), density)
 
     # --- weights ---
 
-    def weights(self, pool: Pool) -> tuple[Array, float]:
-        """Return the weights of the modes, shared by all draws in each; there is no k-hat."""
+    @functools.cached_property
+    def _smoothed(self) -> tuple[Array, float]:
+        # The weights of the modes, shared by all draws in each; there is no k-hat.
         return np.tile(self.of_chains, len(self.x)) / len(self.x), self.checks.khat
 
-    def size_of(self, weights: Array) -> float:
-        """Return that of the chains, which are autocorrelated."""
-        return self.checks.effective_size
-
-    def log_normaliser(self, state: PoolState) -> tuple[float, float]:
-        """Return the log mass, which the pool does not tell, and its error; NaN where no Gaussian is near enough."""
+    @functools.cached_property
+    def log_normaliser(self) -> tuple[float, float]:
+        """The log mass, which the pool does not tell, and its error; NaN where no Gaussian is near enough."""
         mass = self.mass
         if np.isnan(mass.value) and self.density is not None:
-            coordinates, rng = ChainCoordinates.of(state.gaussian), np.random.default_rng(_STREAM)
+            coordinates, rng = ChainCoordinates.of(self.gaussian), np.random.default_rng(_STREAM)
             mass = log_mass(
                 self.density.logp, coordinates, self.x, self.logp, self.checks.n_starts, self.checks.effective_size, rng
             )
         return (mass if mass.se <= MOST_ERROR else UNKNOWN)[:2]
 
-    def verdict(self, state: PoolState) -> MovedChecks:
-        """Return what was measured."""
-        return self.checks
-
-    def in_modes(self, state: PoolState) -> list[PoolState]:
-        """Return the posterior of each mode, with the Gaussian of its draws; empty where there is one mode."""
-        n_modes, coordinates = self.checks.n_modes, ChainCoordinates.of(state.gaussian)
+    @functools.cached_property
+    def in_modes(self) -> list[PoolState]:
+        """The posterior of each mode, with the Gaussian of its draws; empty where there is one mode."""
+        n_modes, coordinates = self.checks.n_modes, ChainCoordinates.of(self.gaussian)
         if n_modes == 1:
             return []
         alone = replace(
@@ -301,7 +298,7 @@ class MovedDraws(AllDrawn):
             weights_size=np.inf,
         )
         return [
-            type(self)(x, logp, alone).state(coordinates.refitted(x.reshape(-1, x.shape[2]), alone.effective_size))
+            type(self)(x, logp, alone, coordinates.refitted(x.reshape(-1, x.shape[2]), alone.effective_size))
             for x, logp in zip(*(np.split(array, n_modes, axis=1) for array in (self.x, self.logp)), strict=True)
         ]
 

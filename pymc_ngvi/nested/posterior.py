@@ -7,9 +7,11 @@ References
    https://doi.org/10.1111/j.1467-9868.2008.00700.x
 """
 
+import functools
+
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,7 +27,6 @@ from pymc_ngvi.density.rows_given import RowsGiven, latent_rows, ratios
 from pymc_ngvi.families.sparse import Factors
 from pymc_ngvi.marginal.pooled import (
     MOST_KHAT,
-    GivenGlobals,
     Pool,
     PoolState,
     effective_size_of,
@@ -269,29 +270,31 @@ class GaussianMarginal(Marginal):
 
 @stored("nested.state")
 @dataclass(frozen=True, eq=False)
-class Latents(GivenGlobals):
+class Latents(PoolState):
     """What is left given hyperparameters: the latent variables of weighted pairs."""
 
     pairs: WeightedPairs
     checks: NestedChecks
+    globals_: Indices
+    locals_: Indices
+    gaussian: Any
 
     kind = "nested"
     is_nested = True
 
-    def with_pool(self, globals_: Indices, locals_: Indices, gaussian: Any) -> PoolState:
-        """Return the posterior, of these coordinates."""
-        pairs = self.pairs
-        pool = pool_of(pairs.g, pairs.log_marginal, pairs.log_density)
-        return PoolState(pool, self, globals_, locals_, gaussian)
+    @functools.cached_property
+    def pool(self) -> Pool:  # type: ignore[override]
+        """The hyperparameters, with weights of their own."""
+        return pool_of(self.pairs.g, self.pairs.log_marginal, self.pairs.log_density)
 
     # --- files ---
 
-    def content(self, state: PoolState) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """Return what a file keeps."""
-        return {"globals_": state.globals_, "locals_": state.locals_, "pairs": self.pairs, "checks": self.checks}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
-    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> Self:
         """Return the posterior on a model."""
         for name, kind in {"pairs": WeightedPairs, "checks": NestedChecks}.items():
             if not isinstance(content[name], kind):
@@ -301,60 +304,56 @@ class Latents(GivenGlobals):
         if not fits or gaussian.n_dim != density.n_dim:
             raise ValueError("the nested posterior is of another dimension")
         content["pairs"].check(len(globals_), len(locals_))
-        return cls(content["pairs"], content["checks"]).with_pool(globals_, locals_, gaussian)
+        return cls(**content)
 
     # --- weights ---
 
-    def weights(self, pool: Pool) -> tuple[Array, float]:
-        """Return weights of the hyperparameters, and k-hat."""
+    @functools.cached_property
+    def _smoothed(self) -> tuple[Array, float]:
         return self.pairs.weights, self.pairs.khat
 
-    def effective_size(self, of_globals: float) -> float:
+    def size_of_all(self, of_globals: float) -> float:
         """Return that of the pairs."""
         return self.pairs.effective_size
 
-    def correction(self, state: PoolState) -> tuple[float, float]:
+    def correction(self) -> tuple[float, float]:
         """Return the error of log m."""
         return 0.0, self.checks.error
 
-    def verdict(self, state: PoolState) -> NestedChecks:
-        """Return what was measured."""
-        return self.checks
-
-    def weight_of(self, state: PoolState, theta: Array) -> Array:
+    def weight_of(self, theta: Array) -> Array:
         """Return the log weights of pairs, (n_draws,); NaN for what is none of these draws."""
-        return self.pairs.log_weights_of(theta[:, state.globals_], theta[:, state.locals_])
+        return self.pairs.log_weights_of(theta[:, self.globals_], theta[:, self.locals_])
 
     # --- draws and moments ---
 
-    def draw(self, state: PoolState, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
+    def pick(self, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:
         """Return values of the hyperparameters, and draws there; they are in order as they are, by neighbours."""
         first, second = self.pairs.pick(uniform[0])
         return first, self.pairs.latents[first, second]
 
-    def joint(self, state: PoolState, pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
+    def all_of(self, pool: Pool, rng: np.random.Generator) -> tuple[Indices, Array, Array]:
         """Return the pairs."""
         weights = self.pairs.of_pairs
         first, second = np.nonzero(weights)
         return first, self.pairs.latents[first, second], np.log(weights[first, second])
 
-    def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
+    def moments_of_others(self, mean: Array) -> tuple[Array, Array]:
         """Return means and standard deviations of the latent variables."""
         return self.pairs.moments()
 
-    def cov_block(self, state: PoolState, index: Indices) -> Array:
+    def cov_block(self, index: Indices) -> Array:
         """Return the covariance of some coordinates: correlations are those of the pairs."""
-        place = np.empty(state.n_dim, dtype=np.intp)
-        place[state.globals_] = np.arange(len(state.globals_))
-        place[state.locals_] = np.arange(len(state.locals_))
-        is_local, weights = np.isin(index, state.locals_), self.pairs.of_pairs.ravel()
+        place = np.empty(self.n_dim, dtype=np.intp)
+        place[self.globals_] = np.arange(len(self.globals_))
+        place[self.locals_] = np.arange(len(self.locals_))
+        is_local, weights = np.isin(index, self.locals_), self.pairs.of_pairs.ravel()
         values = np.empty((len(weights), len(index)))
         g = self.pairs.g[:, place[index[~is_local]]]
         values[:, ~is_local] = np.repeat(g, len(weights) // len(g), axis=0)
         values[:, is_local] = self.pairs.latents[:, :, place[index[is_local]]].reshape(len(weights), -1)
         values -= weights @ values
         cov: Array = (weights[:, None] * values).T @ values
-        scale = state.sd()[index] / np.sqrt(np.diag(cov))
+        scale = self.sd()[index] / np.sqrt(np.diag(cov))
         return scale[:, None] * cov * scale
 
 
@@ -515,4 +514,4 @@ def _state(
         lacking=pairs.lacking,
         is_concave=given.is_concave or isinstance(marginals[0], GaussianMarginal),
     )
-    return Latents(pairs, checks).with_pool(given.outside, given.inside, gaussian)
+    return Latents(pairs, checks, given.outside, given.inside, gaussian)

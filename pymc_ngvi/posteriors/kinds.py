@@ -319,7 +319,7 @@ class MovedKind(PosteriorKind[ManyChains]):
             raise Failed(
                 Reason.NOT_PASSED, f"moved draws have not arrived ({checks.figures}): {'; '.join(checks.failures)}"
             )
-        return MovedDraws(*ended.draws, checks, ended.mass, density).state(fits[0], tuple(fits[1:]))
+        return MovedDraws(*ended.draws, checks, fits[0], tuple(fits[1:]), ended.mass, density)
 
 
 def _at_modes(density: ModelDensity, seed: int) -> list[GaussianState]:

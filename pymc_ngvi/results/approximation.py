@@ -962,7 +962,7 @@ class NGVIApproximation(Approximation):
     def is_nested(self) -> bool:
         """Whether this is a nested posterior: hyperparameters sampled, latent variables by Gaussians given these."""
         state = self._state
-        return isinstance(state, PoolState) and state.rest.is_nested
+        return isinstance(state, PoolState) and state.is_nested
 
     @property
     def checks(self) -> Verdict:

@@ -435,8 +435,8 @@ class PoolDistribution(Distribution):
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of what there is: not more than these are worth, where more would be repetitions."""
-        if not self.q.rest.n_parts * len(self.q.locals_):
-            n = min(n, math.ceil(self.q.rest.effective_size(self.q.effective_size)))
+        if not self.q.n_parts * len(self.q.locals_):
+            n = min(n, math.ceil(self.q.size_of_all(self.q.effective_size)))
         return self.q.draw(n, rng, enlarges=False)
 
     def sources(self, theta: Array) -> Indices:
@@ -468,7 +468,7 @@ class PoolDistribution(Distribution):
 
         And the effective sizes of the pool, and of its globals.
         """
-        number, log_weight = self.sources(theta), self.q.rest.weight_of(self.q, theta)
+        number, log_weight = self.sources(theta), self.q.weight_of(theta)
         stats: dict[str, NDArray[Any]] = {"global_draw": number}
         stats |= {} if log_weight is None else {"log_weight": log_weight}
         attrs = {
@@ -485,8 +485,8 @@ class PoolDistribution(Distribution):
         coordinates that it whitens, they would drift although they are the posterior's.
         """
         q, whitens = self.q, self.gaussian
-        is_own = q.rest.is_nested and np.array_equal(whitens.mean(), q.mean())
-        if is_own and q.rest.effective_size(q.effective_size) < _PER_DIM * q.n_dim:
+        is_own = q.is_nested and np.array_equal(whitens.mean(), q.mean())
+        if is_own and q.size_of_all(q.effective_size) < _PER_DIM * q.n_dim:
             whitens = DiagonalState.from_scale(q.mean(), q.sd())
         return MovePlan(density, whitens, lambda draws: draws)
 

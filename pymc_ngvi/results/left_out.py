@@ -186,7 +186,7 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
         )
     if reasons := unnormalised(posterior.model):
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
-    value, se = state.log_normaliser()
+    value, se = state.log_normaliser
     if np.isnan(value):
         if state.kind == WEIGHTED:
             why = "it takes draws of an exact posterior, and weights that are even enough"
@@ -264,10 +264,9 @@ def _predictives(
 ) -> Predictives:  # fmt: skip
     """Return densities with groups integrated again, or those of draws where there are none to integrate."""
     state = posterior.distribution.q
-    trees = getattr(state, "rest", None)
-    if isinstance(state, PoolState) and isinstance(trees, IntegratedTrees) and trees.quadrature is not None:
+    if isinstance(state, IntegratedTrees) and state.quadrature is not None:
         try:
-            return IntegratedAgain(state, trees, trees.quadrature.rule, masked).predictives(parts)
+            return IntegratedAgain(state, state.quadrature.rule, masked).predictives(parts)
         except Exception:  # terms do not come apart, or an operation is not to be vectorised: draws do
             logger.debug("Groups can't be integrated again.", exc_info=True)
     n_numbers = parts.out.shape[0] + (0 if parts.are_whole else parts.scored.shape[0])
@@ -403,7 +402,7 @@ def _evidence(posterior: Posterior, rng: np.random.Generator) -> Estimate | None
         log_weights = distribution.log_weights(distribution.draw(_N_OF_REFIT, rng), posterior.density)
         return log_mean(log_weights, np.zeros(_N_OF_REFIT))
     state = distribution.q
-    value, se = state.log_normaliser()
+    value, se = state.log_normaliser
     return Estimate(value, se, state.khat) if state.checks.is_exact else None
 
 

@@ -38,7 +38,7 @@ from pymc_ngvi.marginal.left_out import (
     with_new_rows,
     with_trees,
 )
-from pymc_ngvi.marginal.pooled import FEWEST, Draws, PoolState, WeightChecks, WeightedDraws, evenly_picked
+from pymc_ngvi.marginal.pooled import FEWEST, Draws, Pool, PoolState, WeightChecks, WeightedDraws, evenly_picked
 from pymc_ngvi.marginal.proposals import LEAST_DF, StudentMixture
 from pymc_ngvi.results.distributions import LogMarginalLikelihood, Posterior
 from pymc_ngvi.results.predictions import (
@@ -109,22 +109,31 @@ def weighted(
     if not checks.is_reliable:
         warn(str(checks))
     mass = change if checks.weights_help and before is not None else Estimate(math.nan, math.nan)
-    rest, plan = WeightedDraws(checks, mass, before), q.plan(posterior.density)
+    plan = q.plan(posterior.density)
     is_as_before = theta is None and plan.transform is None
     whole = new if theta is None else new._replace(theta=theta)
     whole = whole.reweighted(np.where(np.isfinite(whole.theta).all(axis=1), 0.0, -np.inf))
     gaussian, others = (plan.gaussian, getattr(q.q, "others", ())) if is_as_before else (None, ())
-    return Weighted(density, _state(rest, whole, gaussian, others), log_ratio, lambda: change)
+    return Weighted(density, _state(checks, mass, whole, gaussian, others, before), log_ratio, lambda: change)
 
 
-def _state(rest: WeightedDraws, draws: Draws, gaussian: Any = None, others: tuple[Any, ...] = ()) -> PoolState:
+def _state(
+    checks: WeightChecks,
+    mass: Estimate,
+    draws: Draws,
+    gaussian: Any = None,
+    others: tuple[Any, ...] = (),
+    before: PoolState | None = None,
+) -> WeightedDraws:
     """Return weighted draws as a posterior; reports begin from a Gaussian, by default that of their moments."""
-    pool = rest.pool_of(draws)
+    counts = draws.counts
+    log_weights = draws.log_weights[counts]
+    pool = Pool(draws.theta[counts], log_weights, np.zeros(len(log_weights)), draws.part[counts])
     weights = pool.weights()[0]
     mean = weights @ pool.g
     if gaussian is None:
         gaussian = DiagonalState.from_scale(mean, np.sqrt(weights @ (pool.g - mean) ** 2))
-    return rest.with_pool(pool, gaussian, others)
+    return WeightedDraws(pool, checks, mass, gaussian, others, before)
 
 
 def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: str = "corrected()") -> Weighted:
@@ -148,7 +157,7 @@ def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: 
     new = Draws.of_equal_weight(theta).reweighted(log_ratio)
     checks = WeightChecks.of(new, f"Draws of {posterior.kind}, with importance weights.", (), "", is_of_exact=False)
     mass = log_mean(log_ratio, np.zeros(draws))
-    return Weighted(posterior.density, _state(WeightedDraws(checks, mass), new), log_ratio, lambda: mass)
+    return Weighted(posterior.density, _state(checks, mass, new), log_ratio, lambda: mass)
 
 
 def check_help(found: Weights) -> None:

@@ -203,7 +203,7 @@ def _by_row(model: pm.Model, elementwise: ObservedLogp, theta: Array, chains: in
 
 def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
     """Return chains as they were moved; see `NGVIApproximation.chains`."""
-    moved = getattr(posterior.distribution.q, "rest", None)
+    moved = posterior.distribution.q
     if not isinstance(moved, MovedDraws):
         raise ValueError("There are no chains: a moved posterior has some, pm.fit(..., posterior='moved').")
     posterior.warn_of_changed_data()

@@ -138,16 +138,16 @@ def against_many_nodes(state: Any, n: int) -> dict[str, object]:
     """Return how far log m(g), and means of the globals, are from those of many nodes, on draws of the pool."""
     from pymc_ngvi.marginal.quadrature import PathRule, integrate
 
-    pool, quadrature = state.pool, state.rest.quadrature
+    pool, quadrature = state.pool, state.quadrature
     g, used = pool.g[:n], pool.log_marginal[:n]
-    rule = PathRule(MOST_NODES, state.rest.forest.n_levels)
+    rule = PathRule(MOST_NODES, state.forest.n_levels)
     centres = quadrature.reference(g).centres
-    truth = integrate(quadrature.terms, state.rest.forest, rule, g, centres, moments=False).log_marginal
+    truth = integrate(quadrature.terms, state.forest, rule, g, centres, moments=False).log_marginal
     apart = used - truth
     weights = [_normalised(log_m - pool.log_density[:n]) for log_m in (truth, used)]
     keep = weights[0] > 0.0
     mean = weights[0][keep] @ apart[keep]
-    shift = np.abs(weights[1] @ g - weights[0] @ g) / state.sd()[state.rest.forest.globals_]
+    shift = np.abs(weights[1] @ g - weights[0] @ g) / state.sd()[state.forest.globals_]
     base = quadrature.base
     return {
         "log_m_error": float(np.sqrt(weights[0][keep] @ (apart[keep] - mean) ** 2)),

@@ -367,7 +367,7 @@ def test_effects_have_the_distribution_of_the_model(state):
     """Given the globals, distribution functions of the model turn draws into uniform numbers."""
     rows = np.arange(0, len(state.pool.g), 9)
     shifts, choices = np.random.default_rng(1).random((2, len(rows), N_GROUPS))
-    draws = state.rest._locals(state.pool.g, rows, [shifts, choices])
+    draws = state._locals(state.pool.g, rows, [shifts, choices])
     probability = distribution_functions(state, state.pool.g[rows], draws)
     assert stats.kstest(probability.ravel(), "uniform").pvalue > 1e-3
     z = (probability.mean(axis=0) - 0.5) * np.sqrt(12.0 * len(rows))
@@ -377,8 +377,8 @@ def test_effects_have_the_distribution_of_the_model(state):
 
 def distribution_functions(state, g, draws):
     """Return P(b <= draw | g) of each group by the model, on a fine grid."""
-    terms = state.rest.quadrature.terms.terms
-    centres = state.rest.quadrature.at(g).centres
+    terms = state.quadrature.terms.terms
+    centres = state.quadrature.at(g).centres
     z = np.linspace(-9.0, 9.0, 1_201)
     grid = centres.mean[:, None] + centres.factor[:, None, :, 0] * z[:, None]
     values = np.concatenate([terms(g[i : i + 20], grid[i : i + 20])[1] for i in range(0, len(g), 20)])

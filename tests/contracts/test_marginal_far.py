@@ -31,7 +31,7 @@ def test_draws_far_out_keep_their_weight(seed):
     """Weights by the reference rule at all draws; draws that the rule in use lost had 2 to 4 % of them."""
     approx = pymc_ngvi.fit_ngvi(model=growth_curves(), random_seed=seed, progressbar=False)
     assert approx.record.is_exact
-    pool, rest = approx._state.pool, approx._state.rest
+    pool, rest = approx._state.pool, approx._state
     rule = references(rest.forest.n_levels)[-1]
     of_terms = rest.quadrature.terms, rest.forest, rule, pool.g, rest.pairs.centres
     truth = integrate(*of_terms, moments=False).log_marginal

@@ -212,7 +212,7 @@ def test_chains_are_chains():
     start = tree.sample_stats["superchain"].values
     assert_array_equal(start[:, 0], np.repeat(np.arange(8), 16))
     assert_allclose(tree.posterior["odds"], np.exp(tree.posterior["slope"].values[..., 0]))
-    log_p = approx.density.logp(approx._state.rest.x[3])
+    log_p = approx.density.logp(approx._state.x[3])
     assert_allclose(tree.sample_stats["log_p"].values[:, 3], log_p, rtol=1e-8)
     with pytest.raises(ValueError, match="There are no chains"):
         approx.gaussian.chains()

@@ -256,8 +256,8 @@ def test_labels_that_are_exchanged_are_named(of_labels, n_modes, said):
     checks = MovedChecks(1.0, 0.0, 3.0, 2e3, 2e3, 4, n, n_chains * n_modes, N_STARTS * n_modes, 1_000, 0.8,
                          n_modes=n_modes, mode_weights=(1.0 / n_modes,) * n_modes,
                          weight_errors=(0.001,) * n_modes)  # fmt: skip
-    draws = MovedDraws(x, density.logp(x.reshape(-1, 3)).reshape(x.shape[:2]), checks)
-    approx = pymc_ngvi.NGVIApproximation(density, draws.state(of_labels._state), random_seed=1)
+    draws = MovedDraws(x, density.logp(x.reshape(-1, 3)).reshape(x.shape[:2]), checks, of_labels._state)
+    approx = pymc_ngvi.NGVIApproximation(density, draws, random_seed=1)
     found = approx.diagnose(random_seed=1)
     assert said in " ".join(str(found).split())
     assert "the labels of `mu` are exchanged" in " ".join(str(found).split())

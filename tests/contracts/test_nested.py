@@ -95,7 +95,7 @@ def test_hyperparameters_are_those_of_a_grid():
         error = 2.0 / np.sqrt(state.effective_size)  # spread evenly, hyperparameters have a fraction of this error
         np.testing.assert_allclose((state.mean()[:2] - mean) / sd, 0.0, atol=error + 0.02)
         np.testing.assert_allclose(state.sd()[:2] / sd, 1.0, atol=error + 0.02)
-        value, se = state.log_normaliser()
+        value, se = state.log_normaliser
         assert abs(value - evidence) < 4.0 * se + 0.02
         assert state.checks.is_exact
         assert state.checks.variance < 1e-6  # given the hyperparameters, all is Gaussian
@@ -144,7 +144,7 @@ def test_moments_are_those_of_draws(make):
     some = np.arange(approx.mean_flat.size)[:: max(1, approx.mean_flat.size // 8)]
     # A pool of some thousand pairs: what its draws are off by is what moments correct. The squares of a draw and of its
     # negative are the same, so that half as many count.
-    error = 4.0 / np.sqrt(0.5 * state.rest.pairs.effective_size)
+    error = 4.0 / np.sqrt(0.5 * state.pairs.effective_size)
     np.testing.assert_allclose(theta.mean(axis=0), approx.mean_flat / approx.sd_flat, atol=error)
     np.testing.assert_allclose(theta.std(axis=0), 1.0, atol=error)
     cov = state.cov_block(some) / np.outer(approx.sd_flat[some], approx.sd_flat[some])
@@ -199,7 +199,7 @@ def test_files_and_pickles_give_the_same_bits(make, tmp_path):
         np.testing.assert_array_equal(*draws)
     assert again.is_nested
     assert again.checks == approx.checks
-    np.testing.assert_array_equal(again._state.rest.pairs.of_pairs, approx._state.rest.pairs.of_pairs)
+    np.testing.assert_array_equal(again._state.pairs.of_pairs, approx._state.pairs.of_pairs)
 
 
 def _no_forest(density):
@@ -226,7 +226,7 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
     def poor(*args, **options):
         state = nested_posterior(*args, **options)
         checks = replace(state.checks, effective_size=0.03 * state.checks.n_values, khat=1.2)
-        return replace(state, rest=replace(state.rest, checks=checks))
+        return replace(state, checks=checks)
 
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.forest_of", _no_forest)
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds.nested_posterior", poor)
@@ -288,7 +288,7 @@ def test_eight_scales_are_exact(scales):
     assert (np.abs(ours[0] - mean) < error * sd).all()
     assert (np.abs(ours[1] / sd - 1.0) < 1.5 * error).all()
     evidence = (logsumexp(log_p, axis=1) + np.log(grid[1] - grid[0])).sum()
-    value, se = state.log_normaliser()
+    value, se = state.log_normaliser
     assert value == pytest.approx(evidence, abs=4.0 * se + 0.02)
 
 

@@ -266,7 +266,7 @@ def test_elbo_and_history_are_those_of_the_joint_distribution():
     np.testing.assert_allclose(approx.hist, [-approx.elbo.value])
     assert approx.n_iterations == approx.checks.n_fits
     # log p(y) is above it, by what the conditional fits lack.
-    assert 0.0 <= approx._state.log_normaliser()[0] - approx.elbo.value < 2.0
+    assert 0.0 <= approx._state.log_normaliser[0] - approx.elbo.value < 2.0
 
 
 @pytest.mark.usefixtures("_of_few_values")

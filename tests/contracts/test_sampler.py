@@ -84,7 +84,7 @@ SEEDS = [1, 2]
 
 def near(state, expected, slack=5e-4):
     """Assert that the normaliser is within its error, which is small."""
-    value, se = state.log_normaliser()
+    value, se = state.log_normaliser
     assert se < 0.02
     assert abs(value - expected) < 5.0 * se + slack
 
@@ -116,7 +116,7 @@ def test_the_standard_error_covers_the_truth():
     missed = 0
     for seed in range(20):
         state = plain(lambda t: t[:, 0] - np.exp(t[:, 0]) - 0.5 * t[:, 1] ** 2, [-0.4, 0.0], np.diag([0.7, 0.8]), seed)
-        value, se = state.log_normaliser()
+        value, se = state.log_normaliser
         assert 1e-5 < se < 0.02
         n = len(np.unique(state.pool.part))
         missed += abs(value - 0.5 * np.log(2.0 * np.pi)) > stats.t.ppf(0.975, n - 1) * se

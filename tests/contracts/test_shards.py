@@ -67,7 +67,7 @@ def test_the_exact_posterior_is_that_of_all_rows(make):
     near = 5.0 / np.sqrt(one.checks.effective_size)  # rounding decides which rounds there are
     np.testing.assert_allclose((other.mean() - one.mean()) / one.sd(), 0.0, atol=near)
     np.testing.assert_allclose(other.sd(), one.sd(), rtol=near)
-    assert other.log_normaliser()[0] == pytest.approx(one.log_normaliser()[0], abs=near)
+    assert other.log_normaliser[0] == pytest.approx(one.log_normaliser[0], abs=near)
 
 
 def test_terms_of_groups_add_up_and_are_found_again():
