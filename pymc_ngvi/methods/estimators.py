@@ -198,7 +198,7 @@ def gap_of(u: Array) -> tuple[float, float, float]:
     return gap, floor, float(np.sqrt(trace_square / (2.0 * n * (n - 1))))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Estimator:
     """Evaluates states, and estimates their moments: by means over draws of all coordinates."""
 
@@ -209,6 +209,9 @@ class Estimator:
     moments: Callable[..., Moments]
     #: Whether moments take second derivatives of log p.
     uses_hessians: bool = False
+
+    def __post_init__(self) -> None:
+        self.__doc__ = self.moments.__doc__  # the reference has each by its name
 
     def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
         """Evaluate log p and its gradient at the draws of a state."""
@@ -373,7 +376,7 @@ def exact_moments(
     return Moments(grad, curvature, none, none, gap=gap, floor=0.0, floor_sd=0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Quadrature(Estimator):
     r"""Exact expectations of rows, by quadrature in the space of their predictors.
 
