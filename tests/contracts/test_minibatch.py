@@ -48,7 +48,7 @@ def by_hand(rows, theta):
 
 def rows_of(density):
     """Return the rows in use, one array for each call of ``pm.Minibatch``."""
-    return [index.rows.get_value() for index in density.minibatches._indices.values()]
+    return [rows.get_value() for rows in density.minibatches.rows]
 
 
 def check_one_batch(density):
@@ -298,13 +298,13 @@ def test_passes_take_each_row_once_in_an_order_of_their_own():
         pm.Normal("y", mu, observed=pm.Minibatch(np.arange(10.0), batch_size=4), total_size=10)
     density = LogDensity(model, backend="quick")
     assert density.n_batches == 3
-    [index] = density.minibatches._indices.values()
+    [index] = density.minibatches.rows
 
     def rows(seed, numbers):
         taken = []
         for number in numbers:
             density.take_batch(seed, number)
-            taken.append(index.rows.get_value())
+            taken.append(index.get_value())
         return np.concatenate(taken)
 
     passes = rows(1, range(5)).reshape(2, 10)
