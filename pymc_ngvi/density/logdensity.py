@@ -137,6 +137,12 @@ class ModelDensity(ABC):
         """Why log p is not to be had with all of the data, in a clause; empty where it is."""
         return self.elsewhere or "the model reads pm.Minibatch data" * self.has_minibatch
 
+    @property
+    def positive(self) -> list[Indices]:
+        """Coordinates that are logarithms, an array for each positive variable: where a fit may have lost a scale."""
+        found = [v for v in self.layout.variables if v.value_name.endswith("_log__")]
+        return [np.arange(v.where.start, v.where.stop) for v in found]
+
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
         return self.start.copy()
