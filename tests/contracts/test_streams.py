@@ -1,5 +1,6 @@
 """Fits to data in batches: equal to fits to all of the data; sources of all kinds, and what is wrong with some."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -152,6 +153,14 @@ def test_a_longer_fit_is_nearer():
     assert approx.elbo.se < 1e-3
 
 
+def test_rows_need_not_be_even():
+    data = data_of(logistic)
+    cuts = [0, 700, 1400, 1401, 2000, 2599, 2700]
+    parts = [{k: v[a:b] for k, v in data.items()} for a, b in itertools.pairwise(cuts)]
+    approx = fit(logistic(split(data)[0]), parts)
+    assert max(away(approx, full_fit(logistic, data))) < 0.01
+
+
 def test_data_in_an_order_take_more_passes_not_another_answer():
     data = data_of(logistic)
     order = np.argsort(data["X"][:, 1] + data["y"])
@@ -241,6 +250,14 @@ def test_a_loader_of_arrays_for_the_only_data():
         eta = pm.math.dot(batch[:, :4], beta)
         pm.Bernoulli("seen", logit_p=eta, observed=batch[:, 4], total_size=loader.total_size)
     assert max(away(fit(model, loader), full_fit(logistic, data))) < 0.01
+
+
+def test_a_function_that_begins_a_pass():
+    data = data_of(logistic)
+    parts = split(data)
+    approx = fit(logistic(parts[0]), lambda: (part for part in parts))
+    assert approx.record.stream.n_passes > 1
+    assert max(away(approx, full_fit(logistic, data))) < 0.01
 
 
 # --- data that can be read once ---

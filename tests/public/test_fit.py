@@ -488,6 +488,13 @@ def test_configuring_with_a_broken_option_changes_nothing():
     assert inference.fit(0, **QUIET).record.family == "diagonal"
 
 
+def test_no_model_anywhere():
+    with pytest.raises(TypeError, match="No model on context stack"):
+        NGVI()
+    with pytest.raises(TypeError, match="No model on context stack"):
+        fit_ngvi()
+
+
 def test_profiling_is_refused_with_a_way_out():
     with pytest.raises(NotImplementedError, match="run_seconds"):
         NGVI(conjugate_model()).run_profiling()
