@@ -453,6 +453,24 @@ def test_priors_that_read_data_are_those_of_the_fit(seed):
     assert abs(found["o"].mean() - mean) < 5 * found["o"].std() / np.sqrt(N_DRAWS)
 
 
+@pytest.mark.parametrize(("dims", "n"), [(None, 3), (("obs", "out"), 50)])
+def test_rows_of_vectors_are_independent(dims, n):
+    rng = np.random.default_rng(1)
+    x, true = rng.normal(size=(50, 2)), np.array([[1, 0.2], [-0.5, 0.8]])
+    with pm.Model(coords={"obs": np.arange(50), "out": ["u", "v"]}) as model:
+        data, b = pm.Data("x", x, dims=dims and ("obs", "p")), pm.Normal("b", 0, 1, shape=(2, 2))
+        cov = np.array([[1.0, 0.8], [0.8, 1.0]])
+        pm.MvNormal("y", data @ b, cov=cov, observed=x @ true, dims=dims)
+    new = rng.normal(size=(n, 2))
+    found = values(
+        approximation(model), {"x": new} | ({"obs": np.arange(n) + 100} if dims else {}), var_names=["y", "b"]
+    )
+    assert found["y"].shape == (N_DRAWS, n, 2)
+    noise = found["y"] - new @ found["b"]
+    np.testing.assert_allclose(np.cov(noise[:, 0].T), cov, atol=5 * OF_VARIANCE)
+    np.testing.assert_allclose(np.cov(noise[:, 0, 0], noise[:, 2, 0])[0, 1], 0.0, atol=5 / np.sqrt(N_DRAWS))
+
+
 def test_the_model_keeps_its_data_whatever_happens(fitted):
     model = fitted.model
     before = {v.name: v.get_value() for v in model.data_vars}

@@ -10,6 +10,7 @@ import pytest
 import pymc_ngvi
 
 from pymc_ngvi import Status
+from pymc_ngvi.density.streams import BatchSource, Place
 from pymc_ngvi.families import FullState
 from pymc_ngvi.methods.sites import Quadratic, sign_of_order
 from pymc_ngvi.results.diagnosis import context_of
@@ -151,6 +152,12 @@ def test_a_longer_fit_is_nearer():
     assert max(away(approx, full)) < min(2e-4, first)
     assert abs(approx.elbo.value - full.elbo.value) < 1e-5
     assert approx.elbo.se < 1e-3
+
+
+def test_rows_in_batches_have_no_sites():
+    parts = split(data_of(logistic))
+    with pytest.raises(ValueError, match="The rows are in batches, and have no sites here"):
+        fit(logistic(parts[0]), Again(parts), n=0).sites()
 
 
 def test_rows_need_not_be_even():
@@ -313,6 +320,15 @@ def test_orders_are_told_from_chance():
     assert sum(map(bool, found)) == 0
     assert "alike" in sign_of_order(q, sites(100.0 / np.sqrt(30.0) * level))
     assert "differ" in sign_of_order(q, sites(np.zeros(3), scale=3.0))
+
+
+def test_a_source_goes_on_where_it_was_cut_short():
+    source = BatchSource(iter("abc"))
+    assert source.look() == "a"
+    assert source.read(0, Place())[1] == "a"
+    assert [source.read(0, Place(0, 1))[1] for _ in range(2)] == ["b", "b"]
+    again = BatchSource(Again("abc"))
+    assert [again.read(0, Place(p, k))[1] for p, k in [(0, 0), (0, 1), (1, 2), (1, 0)]] == ["a", "b", "c", "a"]
 
 
 # --- parts ---

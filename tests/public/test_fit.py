@@ -186,6 +186,12 @@ def test_stop_iteration_stops_and_keeps(iteration, caplog, recwarn):
     assert not recwarn.list, "the user asked for it: no warning"
 
 
+def test_stopping_a_fit_that_has_converged_leaves_it_converged():
+    n = fit(model=conjugate_model()).n_iterations
+    approx = fit(model=conjugate_model(), callbacks=[stop_at(n)])
+    assert approx.status is Status.CONVERGED
+
+
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
