@@ -1,7 +1,6 @@
 """The result of a fit: draws, views, PyMC's own tools on it, and PyTensor nodes."""
 
 import functools
-import warnings
 
 from dataclasses import replace
 
@@ -323,73 +322,18 @@ def test_summary_fits_the_terminal(approx, monkeypatch, columns):
 # -------------------------------------------------------------------- constrained values
 
 
-def scan_model():
-    with pm.Model() as model:
-        rate, start = pm.Beta("rate", 2, 2), pm.Normal("start")
-        path = pytensor.scan(
-            lambda x, r: x * r + 1, outputs_info=[start], non_sequences=[rate], n_steps=4, return_updates=False
-        )
-        pm.Deterministic("path", path)
-    return model
-
-
-def lkj_model():
-    with pm.Model() as model:
-        chol, _, _ = pm.LKJCholeskyCov("chol", n=3, eta=2, sd_dist=pm.HalfNormal.dist(1, shape=3))
-        z = pm.Normal("z", shape=(2, 3))
-        pm.Deterministic("effect", z @ chol.T)
-    return model
-
-
-def simplex_model():
-    with pm.Model(coords={"k": list("abc"), "g": [1, 2]}) as model:
-        p = pm.Dirichlet("p", np.ones((2, 3)), dims=("g", "k"))
-        cut = pm.Normal("cut", dims="k", transform=pm.distributions.transforms.ordered, initval=[-1, 0, 1])
-        pm.Uniform("u", 0, p[0, 0])  # its transform depends on another variable
-        pm.Deterministic("both", p * cut, dims=("g", "k"))
-    return model
-
-
-def zero_sum_model():
-    with pm.Model(coords={"k": list("abc")}) as model:
-        pm.Deterministic("twice", 2 * pm.ZeroSumNormal("zs", dims="k"), dims="k")
-    return model
-
-
-def partly_observed_model():
-    with pm.Model(coords={"obs": range(4)}) as model, warnings.catch_warnings():
-        warnings.simplefilter("ignore", pm.exceptions.ImputationWarning)
-        y = pm.Normal("y", pm.Normal("mu"), pm.HalfNormal("s"), observed=np.array([1, np.nan, 2, np.nan]), dims="obs")
-        pm.Deterministic("mean_y", y.mean())
-    return model
-
-
-def empty_model():
+def test_variables_without_entries(python_mode):
     with pm.Model() as model:
         a, b, c = pm.Normal("a", shape=0), pm.HalfNormal("b", shape=(0, 2)), pm.HalfNormal("c")
         pm.Deterministic("total", a.sum() + b.sum() + c)
-    return model
-
-
-def plain_model():
-    with pm.Model() as model:
-        x, a = pm.Data("x", np.arange(3.0)), pm.Normal("a", shape=2)
-        pm.Deterministic("data_only", x * 2)
-        pm.Deterministic("sign", a > 0)
-        pm.Deterministic("length", x.shape[0])
-        pm.Deterministic("same", a)
-    return model
-
-
-MODELS = [
-    scan_model,
-    lkj_model,
-    simplex_model,
-    zero_sum_model,
-    partly_observed_model,
-    empty_model,
-    plain_model,
-]
+    approx = NGVIApproximation(LogDensity(model), DiagonalState.from_scale(np.zeros(1), np.ones(1)))
+    posterior = approx.sample(4)["posterior"]
+    assert posterior["a"].shape == (1, 4, 0)
+    assert posterior["b"].shape == (1, 4, 0, 2)
+    assert_allclose(posterior["total"], posterior["c"])
+    assert approx.state.std["b"].shape == (0, 2)
+    values = pytensor.function([], approx.sample_node([model["a"], model["b"]], size=3))()
+    assert [value.shape for value in values] == [(3, 0), (3, 0, 2)]
 
 
 @pytest.mark.parametrize("where", ["vectorising", "running"])

@@ -56,6 +56,16 @@ def test_mixture_is_the_inverse_fisher_information_times_the_gradient(make, n_di
     assert found.elbo == pytest.approx(this.truth.elbo(this.x), abs=1e-6)
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_natural_parameters_have_no_scale_of_their_own(unit):
+    """Prices in the local currency: a precision of 1e-18 is positive definite all the same."""
+    q = MixtureState.of([FullState(unit * np.array([1.0, 2.0]), unit * np.array([[1.0, 0.0], [0.9, 0.5]]))], [0.0])
+    family = GaussianMixture(2, 1)
+    again = family.state(family.parameters(q)).components[0]
+    np.testing.assert_allclose(again.mean(), q.components[0].mean(), rtol=1e-10)
+    np.testing.assert_allclose(again.factor, q.components[0].factor, rtol=1e-10)
+
+
 # --- continuous mixtures ----------------------------------------------------------------------------------------------
 
 

@@ -104,6 +104,11 @@ def test_the_mass_of_a_missed_mode_is_half_of_all(seed, constant):
     assert places[0].q.mean()[0] < -1.5
 
 
+def test_a_mixture_that_has_both_modes_misses_none():
+    diagnosis = fit(two_signs(), family="mixture").diagnose(draws=2_000, random_seed=1, thorough=True)
+    assert diagnosis.reliable, diagnosis.reasons
+
+
 def test_a_fit_that_did_not_converge_says_so():
     with pytest.warns(pymc_ngvi.ConvergenceWarning):
         approx = fit(logistic(), n=1)

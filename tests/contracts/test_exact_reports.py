@@ -6,6 +6,7 @@ import re
 
 import matplotlib
 import numpy as np
+import pymc as pm
 import pytest
 
 from exact import COUNTS, GROUP, MODELS, QUIET, fit, one
@@ -268,6 +269,17 @@ def test_the_object_of_inference():
     assert_array_equal(approx._state.gaussian.mean(), approx.gaussian.mean_flat)
     assert not np.array_equal(approx.mean_flat, mean)
     assert_array_equal(node.eval(), approx.mean_flat)
+
+
+def test_predictions():
+    approx = fitted("one")
+    tree = approx.sample(1_000, random_seed=1)
+    with model_of("one"):
+        predicted = pm.sample_posterior_predictive(tree, random_seed=1, progressbar=False)
+    rate = np.exp(tree.posterior["mu"] + tree.posterior["b"]).mean(("chain", "draw")).values[GROUP]
+    seen = predicted.posterior_predictive["y"]
+    error = seen.std(("chain", "draw")) / np.sqrt(1_000)
+    assert_allclose(seen.mean(("chain", "draw")), rate, atol=5.0 * float(error.max()))
 
 
 # Bambi 0.21 asks pandas for columns of objects in a way that is to change.

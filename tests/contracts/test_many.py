@@ -98,6 +98,13 @@ def test_the_table_has_variables_deterministics_and_what_is_said_of_each_fit(man
     assert repr(many) == "ManyFits(6 fits: 6 not judged)"
 
 
+def test_gaussians_that_are_the_posterior_are_reliable():
+    data = [{"y": np.full(5, k)} for k in (0.0, 1.0, 2.0, 3.0)]
+    found = pymc_ngvi.fit_many(mean_of_normal(), data, **QUIET).dataset
+    assert set(found.posterior.values) == {"gaussian"}  # which is exact here
+    assert set(found.verdict.values) == {"reliable"}
+
+
 def test_exact_posteriors_have_a_verdict_and_a_marginal_likelihood():
     """Of a binomial probability with a uniform prior: each of the n + 1 numbers of successes is as likely."""
     with pm.Model() as model:
@@ -213,6 +220,13 @@ def test_a_fit_is_made_again_with_the_same_bits(many, i):
         many.approx(6)
     with pytest.raises(ValueError, match=f"The data of fit {i} are not what they were"):
         many.approx(i, {"y_data": np.zeros(len(GROUP))})
+
+
+def test_the_model_has_its_own_data_back():
+    model = intercepts()
+    before = model["y_data"].get_value()
+    pymc_ngvi.fit_many(model, data_sets(1), posterior="gaussian", **QUIET)
+    np.testing.assert_array_equal(model["y_data"].get_value(), before)
 
 
 def test_fits_in_several_threads_leave_log_and_warnings_as_they_were():
@@ -414,6 +428,11 @@ def test_fits_that_were_not_searched_are_not_judged_where_a_later_one_has_other_
     assert set(found.verdict.values[[k for k in range(20) if searched[k]]]) <= {"exact", "reliable"}
     assert {v for v, s in zip(found.verdict.values, searched, strict=True) if not s} == {"not judged"}
     assert "which 1 of 4 fits have" in str(found.sentence.values[5])
+
+
+def test_each_fit_is_searched_where_that_is_asked_for():
+    found = pymc_ngvi.fit_many(intercepts(), data_sets(4), posterior="gaussian", search="each", **QUIET).dataset
+    assert found.searched.values.all()
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

@@ -290,6 +290,25 @@ def with_deterministics():
     return model
 
 
+def simplex_model():
+    with pm.Model(coords={"k": list("abc"), "g": [1, 2]}) as model:
+        p = pm.Dirichlet("p", np.ones((2, 3)), dims=("g", "k"))
+        steps = pm.Normal("steps", dims="k", transform=pm.distributions.transforms.ordered, initval=[-1, 0, 1])
+        pm.Uniform("u", 0, p[0, 0])  # its transform depends on another variable
+        pm.Deterministic("both", p * steps, dims=("g", "k"))
+    return model
+
+
+def plain_model():
+    with pm.Model() as model:
+        x, a = pm.Data("x", np.arange(3.0)), pm.Normal("a", shape=2)
+        pm.Deterministic("data_only", x * 2)
+        pm.Deterministic("sign", a > 0)
+        pm.Deterministic("length", x.shape[0])
+        pm.Deterministic("same", a)
+    return model
+
+
 def constrained_by_pymc(model, density, theta):
     """Evaluate the same names by PyMC's own graph, draw by draw."""
     with model, without_c():
@@ -299,11 +318,14 @@ def constrained_by_pymc(model, density, theta):
     return {v.name: np.stack([row[i] for row in rows]) for i, v in enumerate(model.unobserved_value_vars)}
 
 
-@pytest.mark.parametrize("name", ["deterministics", "scan", "lkj", "zero_sum", "imputed", "zero_size"])
+OF_VALUES = {"deterministics": with_deterministics, "simplex": simplex_model, "plain": plain_model}
+
+
+@pytest.mark.parametrize("name", [*OF_VALUES, "scan", "lkj", "zero_sum", "imputed", "zero_size"])
 def test_constrained_values_equal_pymc(name, monkeypatch):
     """In batches, in whatever order, and after pickling."""
     monkeypatch.setattr(on_draws, "MOST_AT_ONCE", 3)
-    density = LogDensity((models.FEATURES | {"deterministics": with_deterministics})[name](), "quick")
+    density = LogDensity((models.FEATURES | OF_VALUES)[name](), "quick")
     theta, constrainer = models.random_points(density, 7, 4), Constrainer(density)
     expected = constrained_by_pymc(density.model, density, theta)
     for values in (constrainer(theta), pickle.loads(cloudpickle.dumps(constrainer))(theta)):

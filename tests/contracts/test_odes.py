@@ -83,6 +83,14 @@ def test_log_density_is_that_of_the_solution():
     np.testing.assert_allclose(density.logp(theta), expected, rtol=1e-6, atol=1e-5)
 
 
+def test_hessians_are_differences_of_gradients():
+    density = LogDensity(predator_model(), "quick")
+    theta, step = density.initial_point() + 0.1 * np.random.default_rng(2).normal(size=5), 1e-3
+    ends = [density.logp_grad(theta + step * np.array([-axis, axis]))[1] for axis in np.eye(5)]
+    moved = [more - less for less, more in ends]
+    np.testing.assert_allclose(density.hessian(theta[None])[0], np.array(moved) / (2 * step), rtol=1e-3, atol=2e-3)
+
+
 def test_one_integration_gives_all_draws_and_derivatives(integrations):
     density = LogDensity(predator_model(), "quick")
     theta = density.initial_point() + 0.1 * np.random.default_rng(3).normal(size=(7, 5))

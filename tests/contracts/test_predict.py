@@ -103,6 +103,16 @@ def test_average_is_the_mean_of_the_prior_of_effects(fitted):
     np.testing.assert_allclose(found["eta"][:, 1], found["mu"] + found["slope"], rtol=1e-12)
 
 
+def test_mean_of_effects_that_are_not_normal():
+    with pm.Model(coords={"group": list("abc")}) as model:
+        index = pm.Data("index", [0, 1, 2])
+        scale = pm.HalfNormal("scale")
+        effect = pm.LogNormal("effect", 0.5, scale, dims="group")
+        pm.Poisson("y", effect[index], observed=[1, 2, 3])
+    found = values(approximation(model), {"index": [0]}, groups="average", var_names=["effect", "scale"])
+    np.testing.assert_allclose(found["effect"][:, 0], np.exp(0.5 + found["scale"] ** 2 / 2), rtol=1e-12)
+
+
 def test_levels_within_levels_need_the_group_that_they_are_in():
     with pm.Model(coords={"school": list("abcd"), "district": ["N", "S"]}) as model:
         district = pm.Data("district_of", [0, 0, 1, 1], dims="school")
@@ -209,6 +219,19 @@ def test_a_walk_goes_on_with_variance_in_proportion_to_time():
     np.testing.assert_allclose(beyond.mean(axis=0), 0.2 * steps, atol=4 * sd.max() * N_DRAWS**-0.5)
     np.testing.assert_allclose(beyond.var(axis=0), sd**2, rtol=8 * OF_VARIANCE)
     assert tree["predictions"]["y"].coords["time"].values.tolist() == list(range(18))
+
+
+def test_several_walks_go_on_and_new_ones_begin():
+    with pm.Model(coords={"time": TIMES, "shop": ["a", "b"]}) as model:
+        walk = pm.GaussianRandomWalk("walk", 0.0, 1.0, init_dist=pm.Normal.dist(5.0, 0.1), dims=("shop", "time"))
+        pm.Normal("y", walk, 0.1, observed=np.zeros((2, 12)), dims=("shop", "time"))
+    approx = approximation(model)
+    found = values(approx, {"time": np.arange(14), "shop": ["a", "b", "Z"]}, groups="new", var_names=["walk"])["walk"]
+    known = values(approx, var_names=["walk"])["walk"]
+    np.testing.assert_array_equal(found[:, :2, :12], known)
+    np.testing.assert_allclose((found[:, :2, 13] - known[:, :, -1]).var(axis=0), 2.0, rtol=5 * OF_VARIANCE)
+    assert found[:, 2, 0].mean() == pytest.approx(5.0, abs=4 * 0.1 * N_DRAWS**-0.5)
+    assert found[:, 2, 13].var() == pytest.approx(13.01, rel=5 * OF_VARIANCE)
 
 
 def test_numbers_of_shops_are_no_time():
@@ -430,6 +453,24 @@ def test_priors_that_read_data_are_those_of_the_fit(seed):
     assert abs(found["o"].mean() - mean) < 5 * found["o"].std() / np.sqrt(N_DRAWS)
 
 
+@pytest.mark.parametrize(("dims", "n"), [(None, 3), (("obs", "out"), 50)])
+def test_rows_of_vectors_are_independent(dims, n):
+    rng = np.random.default_rng(1)
+    x, true = rng.normal(size=(50, 2)), np.array([[1, 0.2], [-0.5, 0.8]])
+    with pm.Model(coords={"obs": np.arange(50), "out": ["u", "v"]}) as model:
+        data, b = pm.Data("x", x, dims=dims and ("obs", "p")), pm.Normal("b", 0, 1, shape=(2, 2))
+        cov = np.array([[1.0, 0.8], [0.8, 1.0]])
+        pm.MvNormal("y", data @ b, cov=cov, observed=x @ true, dims=dims)
+    new = rng.normal(size=(n, 2))
+    found = values(
+        approximation(model), {"x": new} | ({"obs": np.arange(n) + 100} if dims else {}), var_names=["y", "b"]
+    )
+    assert found["y"].shape == (N_DRAWS, n, 2)
+    noise = found["y"] - new @ found["b"]
+    np.testing.assert_allclose(np.cov(noise[:, 0].T), cov, atol=5 * OF_VARIANCE)
+    np.testing.assert_allclose(np.cov(noise[:, 0, 0], noise[:, 2, 0])[0, 1], 0.0, atol=5 / np.sqrt(N_DRAWS))
+
+
 def test_the_model_keeps_its_data_whatever_happens(fitted):
     model = fitted.model
     before = {v.name: v.get_value() for v in model.data_vars}
@@ -611,6 +652,21 @@ def test_labels_of_series_go_on_in_steps():
     tree = approx.predict({"day": [*range(20), 25], "at": [20]}, groups="new", var_names=["y"])
     assert tree["predictions"]["y"].shape == (1, 1_000, 1)
     assert tree["predictions_constant_data"]["at"].values.tolist() == [20]
+
+
+@pytest.mark.parametrize("days", [np.arange(12) + np.datetime64("2026-01-01"), np.cumsum([0.1] * 12)])
+def test_a_gap_of_six_days_is_six_steps(days):
+    with pm.Model(coords={"day": days}) as model:
+        walk = pm.GaussianRandomWalk("walk", 0.2, 0.5, init_dist=pm.Normal.dist(), dims="day")
+        pm.Normal("y", walk, 0.1, observed=np.zeros(12), dims="day")
+    labels = [*days, days[-1] + 6 * (days[1] - days[0])]
+    found = approximation(model).predict({"day": labels}, var_names=["walk", "y"], draws=N_DRAWS, random_seed=3)
+    walk = found["predictions"]["walk"].values[0]
+    assert walk.shape == found["predictions"]["y"].shape[1:] == (N_DRAWS, 13)
+    np.testing.assert_array_equal(found["predictions"]["day"], labels)
+    beyond = walk[:, -1] - walk[:, -2]
+    np.testing.assert_allclose(beyond.mean(), 6 * 0.2, atol=4 * np.sqrt(6 * 0.25 / N_DRAWS))
+    np.testing.assert_allclose(beyond.var(), 6 * 0.25, rtol=8 * OF_VARIANCE)
 
 
 #: All days to the 25th, and without those between, with the place of that one among them.

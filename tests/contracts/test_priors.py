@@ -387,6 +387,13 @@ def test_the_changed_model_is_the_one_that_would_be_written(grouped):
     assert grouped.model["sd"].owner.op.name == "halfnormal"  # the model itself stays as it is
 
 
+def test_an_improper_prior_has_no_marginal_likelihood(exact):
+    found = exact.with_prior(mu=pm.Flat.dist())
+    assert abs(found.sample(4_000).posterior["mu"].mean() - Y.mean()) < MOST_ERRORS * np.sqrt(0.2 / 2_000)
+    with pytest.raises(ValueError, match="the prior of 'mu' is improper"):
+        found.log_bayes_factor  # noqa: B018
+
+
 def test_a_proper_prior_in_the_place_of_an_improper_one_has_a_posterior_but_no_factor():
     with pm.Model() as model:
         mu = pm.Flat("mu")
@@ -396,6 +403,13 @@ def test_a_proper_prior_in_the_place_of_an_improper_one_has_a_posterior_but_no_f
     assert abs(found.sample(4_000).posterior["mu"].mean() - mean) < MOST_ERRORS * sd / np.sqrt(2_000)
     with pytest.raises(ValueError, match="the prior of 'mu' is improper"):
         found.log_bayes_factor  # noqa: B018
+
+
+def test_a_saved_posterior_has_the_same_under_another_prior(grouped):
+    again = pymc_ngvi.load(grouped.to_datatree(), grouped.model)
+    one, two = (approx.with_prior(sd=pm.Gamma.dist(4.0, 10.0)) for approx in (grouped, again))
+    assert_allclose(one._state.pool.g, two._state.pool.g)
+    assert_allclose(one.log_marginal_likelihood.value, two.log_marginal_likelihood.value)
 
 
 def test_draws_and_the_summary_are_those_of_the_new_prior(grouped):

@@ -46,6 +46,15 @@ def by_name(values):
     return {name: np.asarray(value) for name, value in values.items()}
 
 
+def test_starts_are_draws_of_q(approx):
+    points = np.concatenate([approx.sampler_init(500, (1, i)).points for i in range(8)])
+    assert points.shape == (4_000, 5)
+    error = (points.mean(axis=0) - MEAN) / approx.sd_flat
+    assert np.abs(error).max() < 4.0 / np.sqrt(4_000)
+    whitened = np.linalg.solve(FACTOR, (points - MEAN).T)
+    assert_allclose(np.cov(whitened), np.eye(5), atol=4.0 * np.sqrt(2.0 / 4_000))
+
+
 # --- points -----------------------------------------------------------------------------------------------------------
 
 

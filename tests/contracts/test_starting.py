@@ -107,6 +107,11 @@ def test_start_by_name(density, start, value_name, expected):
         np.testing.assert_allclose(got[name], DEFAULT[name], err_msg=f"{name} was not given", atol=1e-12)
 
 
+def test_deterministics_and_data_are_without_effect(density):
+    start = {"total": 1e9, "x": np.zeros(3), "y": 3.0, "sd": 2.0}
+    np.testing.assert_array_equal(start_point(density, start), start_point(density, {"sd": 2.0}))
+
+
 @pytest.mark.parametrize(
     ("start", "message"),
     [
@@ -142,6 +147,13 @@ def test_unknown_name_lists_the_valid_ones(density, name, hint):
 def test_start_without_names(density, start):
     with pytest.raises(TypeError, match=r"^start should map names .* to values, or be an earlier fit by NGVI; got "):
         start_point(density, start)
+
+
+def test_start_from_another_approximation(density):
+    """Datasets by name, as ``mean_data`` gives them, are mappings."""
+    approx = fit_ngvi(0, model=density.model, start={"sd": 0.25, "beta": [3.0, 4.0, 5.0]}, **QUIET)
+    np.testing.assert_array_equal(start_point(density, approx.mean_data), approx.mean_flat)
+    np.testing.assert_allclose(start_point(density, approx.state.mean), approx.mean_flat, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:`find_MAP` will:FutureWarning")

@@ -1,5 +1,6 @@
 """Fits to data in batches: equal to fits to all of the data; sources of all kinds, and what is wrong with some."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import pymc_ngvi
 
 from pymc_ngvi import Status
+from pymc_ngvi.density.streams import BatchSource, Place
 from pymc_ngvi.families import FullState
 from pymc_ngvi.methods.sites import Quadratic, sign_of_order
 from pymc_ngvi.results.diagnosis import context_of
@@ -152,6 +154,20 @@ def test_a_longer_fit_is_nearer():
     assert approx.elbo.se < 1e-3
 
 
+def test_rows_in_batches_have_no_sites():
+    parts = split(data_of(logistic))
+    with pytest.raises(ValueError, match="The rows are in batches, and have no sites here"):
+        fit(logistic(parts[0]), Again(parts), n=0).sites()
+
+
+def test_rows_need_not_be_even():
+    data = data_of(logistic)
+    cuts = [0, 700, 1400, 1401, 2000, 2599, 2700]
+    parts = [{k: v[a:b] for k, v in data.items()} for a, b in itertools.pairwise(cuts)]
+    approx = fit(logistic(split(data)[0]), parts)
+    assert max(away(approx, full_fit(logistic, data))) < 0.01
+
+
 def test_data_in_an_order_take_more_passes_not_another_answer():
     data = data_of(logistic)
     order = np.argsort(data["X"][:, 1] + data["y"])
@@ -243,6 +259,14 @@ def test_a_loader_of_arrays_for_the_only_data():
     assert max(away(fit(model, loader), full_fit(logistic, data))) < 0.01
 
 
+def test_a_function_that_begins_a_pass():
+    data = data_of(logistic)
+    parts = split(data)
+    approx = fit(logistic(parts[0]), lambda: (part for part in parts))
+    assert approx.record.stream.n_passes > 1
+    assert max(away(approx, full_fit(logistic, data))) < 0.01
+
+
 # --- data that can be read once ---
 
 
@@ -296,6 +320,15 @@ def test_orders_are_told_from_chance():
     assert sum(map(bool, found)) == 0
     assert "alike" in sign_of_order(q, sites(100.0 / np.sqrt(30.0) * level))
     assert "differ" in sign_of_order(q, sites(np.zeros(3), scale=3.0))
+
+
+def test_a_source_goes_on_where_it_was_cut_short():
+    source = BatchSource(iter("abc"))
+    assert source.look() == "a"
+    assert source.read(0, Place())[1] == "a"
+    assert [source.read(0, Place(0, 1))[1] for _ in range(2)] == ["b", "b"]
+    again = BatchSource(Again("abc"))
+    assert [again.read(0, Place(p, k))[1] for p, k in [(0, 0), (0, 1), (1, 2), (1, 0)]] == ["a", "b", "c", "a"]
 
 
 # --- parts ---

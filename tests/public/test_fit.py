@@ -186,6 +186,12 @@ def test_stop_iteration_stops_and_keeps(iteration, caplog, recwarn):
     assert not recwarn.list, "the user asked for it: no warning"
 
 
+def test_stopping_a_fit_that_has_converged_leaves_it_converged():
+    n = fit(model=conjugate_model()).n_iterations
+    approx = fit(model=conjugate_model(), callbacks=[stop_at(n)])
+    assert approx.status is Status.CONVERGED
+
+
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
@@ -486,6 +492,13 @@ def test_configuring_with_a_broken_option_changes_nothing():
     with pytest.raises(ValueError, match="tol is in nats"):
         inference.configure(family="full", tol=-1.0)
     assert inference.fit(0, **QUIET).record.family == "diagonal"
+
+
+def test_no_model_anywhere():
+    with pytest.raises(TypeError, match="No model on context stack"):
+        NGVI()
+    with pytest.raises(TypeError, match="No model on context stack"):
+        fit_ngvi()
 
 
 def test_profiling_is_refused_with_a_way_out():
