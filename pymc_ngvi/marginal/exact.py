@@ -9,7 +9,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.importance import effective_size
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import NotApart, Reason, Unavailable
-from pymc_ngvi.core.sizes import HELD
+from pymc_ngvi.core.sizes import HELD, SLIGHT
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.one_mode import rows_not_concave
@@ -26,16 +26,13 @@ from pymc_ngvi.marginal.trees import IntegratedTrees, pool_of
 _MOST_OF_REGRESSION = 60
 #: Draws behind the look at the weights of q; their seed.
 _N_WEIGHED, _SEED = 256, 20_260_302
-#: Relative variance of the weights of q below which there is nothing to gain, and next to nothing.
-_EVEN, _NEARLY_EVEN = 0.002, 0.05
-#: The log of the factor by which draws of Gaussians about the same mean, narrower and far wider, may find more.
-_MOST_FARTHER = 0.05
+#: Relative variance of the weights of q below which there is nothing to gain; next to nothing below `SLIGHT`.
+#: That much is also the log of the factor by which draws of narrower and far wider Gaussians may find more.
+_EVEN = 0.002
 #: Scales of these, q's own twice; seconds that such a look may take, and draws of q at most.
 _SCALES, _OF_LOOK, _MOST_WEIGHED = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384
 #: Of these, the heaviest ones from which log p is climbed; degrees of freedom that make a Gaussian of a Student t.
 _N_CLIMBS, _GAUSSIAN = 4, 1e6
-#: Draws at least if these take much memory.
-_FEWEST = 256
 #: How often log m is evaluated at globals, in the mean: by more nodes, or about better centres.
 _AGAIN = 1.5
 #: And as many times where tails are heavy, whose centres take more corrections.
@@ -44,8 +41,6 @@ _OF_HEAVY = 1.9
 _OF_MANY = 8.0
 #: Rows that moments of a local coordinate take as long as, for each two levels.
 _ROWS_OF_LOCAL = 5
-#: Draws of the prior from where other modes of trees are looked for.
-_N_PLACES = 32
 
 
 def forest_of(density: ModelDensity) -> Forest:
@@ -90,7 +85,7 @@ def _is_regression(density: ModelDensity) -> bool:
 
 def is_nearly_even(density: ModelDensity, q: GaussianState) -> bool:
     """Tell whether no expectation under a Gaussian fit is far off, by its importance weights."""
-    return is_even(density, q, _NEARLY_EVEN)
+    return is_even(density, q, SLIGHT)
 
 
 def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> bool:
@@ -111,7 +106,7 @@ def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> boo
     each = [q.log_density(mean + (theta - mean) / s) - q.n_dim * np.log(s) for s in _SCALES]
     log_mixture = logsumexp(each, axis=0)
     mass = logsumexp(log_p - log_mixture) - log_ratio.mean() - logsumexp(each[0] - log_mixture)
-    return bool(mass < _MOST_FARTHER)
+    return bool(mass < SLIGHT)
 
 
 def _look(density: ModelDensity, q: GaussianState) -> Array:
@@ -209,7 +204,7 @@ def integrated(
     else:
         inside = TreeInside(quadrature, divided)
         expect(_OF_HEAVY * n_values(p, each) * len(quadrature.rule.nodes))
-        most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
+        most = min(most, max(_N_WEIGHED, HELD // (forest.n_local * (2 + forest.n_levels))))
     sampler = Sampler(
         inside, start, np.sqrt(np.diag(cov)), seed,
         wanted=wanted, most=most, n_draws=1, is_cheap=each < CHEAP, cov=cov, is_at_mode=is_at_mode, others=others,
@@ -244,7 +239,7 @@ def _quadrature(
         raise Unavailable(Reason.NOT_SPLIT, reason.sentence) from None
     is_concave, places = not rows_not_concave(density)[forest.locals_].any(), np.empty((0, forest.n_local))
     if not is_concave and forest.n_levels > 1:
-        prior = density.prior_draws(_N_PLACES, _SEED)[:, forest.locals_]
+        prior = density.prior_draws(2 * N_COMPARED, _SEED)[:, forest.locals_]
         places = np.concatenate([*(other.mean()[None, forest.locals_] for other in others), prior])
     mean, sd, first = q.mean(), q.sd(), Centres.empty(1, forest)
     first.mean[:] = mean[forest.locals_]

@@ -245,13 +245,9 @@ class _TermsOfRows:
         """Return the conditional moments of the trees without the new rows."""
         return self.centres(g).of(self.places, self.trees.n_levels)
 
-    def chunk(self, n_nodes: int) -> int:
-        """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
-        return max(1, AT_ONCE // (n_nodes * self.width))
-
     def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate the terms: all at once."""
-        return whole(self, forest, n_nodes)
+        return whole(self, forest, max(1, AT_ONCE // (n_nodes * self.width)))
 
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""

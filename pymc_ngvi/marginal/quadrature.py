@@ -14,9 +14,10 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
-from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.linalg import SMALL, logsumexp
 from pymc_ngvi.core.messages import Reason, Refused
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.density.expectations import RowTerms
@@ -38,8 +39,8 @@ from pymc_ngvi.families.sparse import by_degree, by_independence, dissected
 MOST_GLOBALS, MOST_LEVELS = 100, 5
 #: Globals up to which a model without local coordinates is sampled: of those with 16 and 18, sds were 9 and 17 % off.
 MOST_PLAIN = 15
-#: Coordinates up to which a few blocks are not worth the quadrature, and how many blocks are.
-_SMALL, _FEW = 15, 3
+#: Blocks from which on few coordinates are worth the quadrature: those that can all be sampled.
+_FEW = 3
 #: Nodes in each level that costs are compared by.
 _NODES = 3.0
 
@@ -134,7 +135,7 @@ def find_forest(pattern: Pattern | None, n_dim: int, variables: tuple[slice, ...
         n_globals = int(np.sum(label < 0))
         if n_globals > MOST_GLOBALS or n_globals == n_dim:
             break
-        if not n_globals or (n_dim <= _SMALL and label.max() < _FEW):
+        if not n_globals or (n_dim <= MOST_PLAIN and label.max() < _FEW):
             continue
         try:
             forest = _grown(graph, label)
@@ -268,7 +269,8 @@ class PathRule:
     def limits(self) -> tuple[float, float, float]:
         """How far the mean of z may be from 0, and in which interval its variance has to lie."""
         far = min(self.n_nodes - 1, 6) / 8.0
-        return far, 1.0 / (1.0 + 1.4 * far), 1.0 + 1.4 * far
+        most = 1.0 + 1.4 * far
+        return far, 1.0 / most, most
 
     @property
     def sure(self) -> "PathRule":
@@ -307,10 +309,8 @@ def references(n_levels: int) -> list[PathRule]:
 # --- the terms of log p by parts: some blocks at a time, at many draws of the globals, so that all stays in cache ---
 
 
-#: Values of rows in a temporary; draws at a time, and draws times nodes.
-_CACHED, _MOST_DRAWS, _MOST_POINTS = 2**18, 256, 2**12
-#: Draws at a time where all terms are asked for, at least, and numbers that are held then.
-_FEWEST_DRAWS, _HELD = 32, 2**21
+#: Draws at a time, and draws times nodes.
+_MOST_DRAWS, _MOST_POINTS = 256, 2**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,9 +340,6 @@ class BatchPlan:
 class TermsOfBlocks(Protocol):
     """The terms of log p; see `pymc_ngvi.marginal.on_model.FittedDensity`."""
 
-    def chunk(self, n_nodes: int) -> int:
-        """Return how many draws to evaluate at once."""
-
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals and those of local coordinates."""
 
@@ -350,9 +347,9 @@ class TermsOfBlocks(Protocol):
         """Return how to evaluate them by parts."""
 
 
-def whole(terms: TermsOfBlocks, forest: Forest, n_nodes: int) -> BatchPlan:
-    """Return the plan of a single part."""
-    return BatchPlan(terms.chunk(n_nodes), [SomeBlocks(forest, slice(None), slice(None), terms.terms)])
+def whole(terms: TermsOfBlocks, forest: Forest, size: int) -> BatchPlan:
+    """Return the plan of a single part, at so many draws at a time."""
+    return BatchPlan(size, [SomeBlocks(forest, slice(None), slice(None), terms.terms)])
 
 
 class TermsByRows:
@@ -364,15 +361,11 @@ class TermsByRows:
         self._order = np.argsort(forest.block, kind="stable")
         self._starts = np.searchsorted(forest.block[self._order], np.arange(forest.n_blocks + 1))
 
-    def chunk(self, n_nodes: int) -> int:
-        """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
-        return max(_FEWEST_DRAWS, _HELD // (n_nodes * self._forest.n_local))
-
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
         n, n_nodes, n_local = local.shape
         of_globals, of_locals = np.zeros(n), np.empty((n_local, n_nodes, n)).transpose(2, 1, 0)
-        plan = self.plan(n, n_nodes)
+        plan = self.plan(self._forest, n, n_nodes)
         for start in range(0, n, plan.size):
             rows = slice(start, start + plan.size)
             for part in plan.parts:
@@ -381,10 +374,10 @@ class TermsByRows:
                 of_locals[rows, :, part.places] = second
         return of_globals, of_locals
 
-    def plan(self, n_draws: int, n_nodes: int) -> BatchPlan:
+    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate terms at so many draws, and nodes each."""
         size = min(n_draws, _MOST_DRAWS, max(1, _MOST_POINTS // n_nodes))
-        n_rows = max(1, _CACHED // (max(size, 1) * n_nodes)).bit_length()
+        n_rows = max(1, 2 * CACHED // (max(size, 1) * n_nodes)).bit_length()
         if n_rows not in self._plans:
             self._plans[n_rows] = self._parts(2 ** (n_rows - 1))
         return BatchPlan(size, self._plans[n_rows])
@@ -608,8 +601,6 @@ def _diagonal(widths: Array, level: int) -> Array:
 
 # --- messages from the leaves to the roots, weights back ---
 
-#: Standardised variances are at least this where they divide.
-_LEAST_VARIANCE = 1e-6
 #: Width of a parabola at most, its step where it is not bent, and the farthest step, in standardised units.
 _WIDEST, _STEP, _LONGEST = 5.0, 3.0, 1e6
 
@@ -731,7 +722,7 @@ def _moments(forest: Forest, rule: PathRule, tables: list[Array], messages: list
         second = moments[level + 1 : -1].reshape(level + 1, level + 1, n, len(at)) - first[:, None] * first
         to = slice(None) if forest.n_levels == 1 else at  # quicker than by number
         cov[:, to, : level + 1, : level + 1] = second.transpose(2, 3, 0, 1)
-        m, v = first[level], np.maximum(second[level, level], _LEAST_VARIANCE)
+        m, v = first[level], np.maximum(second[level, level], SMALL)
         third = moments[-1] - m * (3.0 * v + m**2)
         mean[:, to], skew[:, to] = m, third / (v * np.sqrt(v))
         draws, places = np.nonzero(far_off(m, second[level, level]))

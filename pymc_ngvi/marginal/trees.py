@@ -9,9 +9,10 @@ import numpy as np
 
 from scipy.special import ndtri, stdtrit
 
+from pymc_ngvi.core.draws import END
 from pymc_ngvi.core.importance import khat_error
 from pymc_ngvi.core.messages import percent
-from pymc_ngvi.core.sizes import AT_ONCE, HELD
+from pymc_ngvi.core.sizes import AT_ONCE, HELD, N_SHOWN, SLIGHT
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.core.verdict import Condition, PoolVerdict, beyond_reach, few_draws, heavy_tail
@@ -47,12 +48,8 @@ from pymc_ngvi.marginal.sampler import GOOD, MOST, MOST_MOVED, Ratios, size_aske
 #
 # Every condition, with its figure.
 
-#: Relative error of a standard deviation from which on it is said, and at most.
-SAID_ERROR, MOST_ERROR = 0.05, 0.15
-#: Change of log m, an sd over the globals in nats, that more nodes may bring: a mean moves by as many sds at most.
-MOST_RULE_ERROR = 0.05
-#: Effective size from which on tails of more draws need not be larger.
-_LARGE = 2_000.0
+#: Relative error of a standard deviation at most, and of log m of an approximate posterior, an sd in nats.
+MOST_ERROR = 0.15
 #: Part of the weight where there is no integral: three sds out, it moves an sd by 2 %; error of a mean of effects, in
 #: sds, and of an sd, as a part, and the part of the mass of some effects that may be at another mode.
 MOST_LOST, MOST_SHORT = 0.005, 0.03
@@ -125,14 +122,14 @@ class Checks(PoolVerdict):
             Condition("sd", self.sd_error, MOST_ERROR,
                 f"a standard deviation of the global parameters is known to {percent(self.sd_error)} only, from the "
                 "weights of a thin tail"),
-            Condition("tail", self.tail, LEAST_TAIL * min(size, _LARGE),
+            Condition("tail", self.tail, LEAST_TAIL * min(size, N_SHOWN),
                 f"a limit of the global parameters rests on an effective size of {self.tail:.0f} draws beyond it, "
-                f"below {LEAST_TAIL * min(size, _LARGE):.0f}", at_least=True),
+                f"below {LEAST_TAIL * min(size, N_SHOWN):.0f}", at_least=True),
             Condition("missed", self.missed, MOST_MOVED,
                 "draws far out have weight, and move means or standard deviations of the global parameters: some of "
                 "the posterior has been missed"),
             heavy_tail(self.beyond),
-            Condition("rule", self.rule_error, MOST_RULE_ERROR,
+            Condition("rule", self.rule_error, SLIGHT,
                 f"the quadrature has not settled with {self.n_nodes} nodes (log marginal density changes by "
                 f"{self.rule_error:.2f} nats with more)"),
             Condition("lost", self.lost, MOST_LOST,
@@ -149,7 +146,7 @@ class Checks(PoolVerdict):
         """Effective size, and modes."""
         thin = f"; a standard deviation is known to {percent(self.sd_error)} only"
         modes = "mode that was" if self.n_modes == 1 else f"{self.n_modes} modes that were"
-        said = thin if self.sd_error > SAID_ERROR else ""
+        said = thin if self.sd_error > SLIGHT else ""
         return f" (effective sample size {self.effective_size:,.0f}{said}), of the {modes} found"
 
 
@@ -292,8 +289,7 @@ def moments_of_draws(
 
 def spaced(k: int, shifts: Array) -> Array:
     """Return ``k`` evenly spaced probabilities for each of some shifts, (n, k, n_local) from (n, n_local)."""
-    edge = 1e-15
-    return np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, edge, 1.0 - edge)
+    return np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, END, 1.0 - END)
 
 
 def weights_of(
@@ -351,8 +347,6 @@ def _products(z: Array, forest: Forest) -> Array:
 
 #: Draws of the globals on which candidates are judged.
 _N_JUDGED = 64
-#: Largest skewness of candidates.
-_MOST_SKEW = 1.5
 #: Draws of a larger pool over those that are wanted: a part is from farther out.
 _MORE = 1.25
 #: What files keep.
@@ -513,7 +507,7 @@ class IntegratedTrees(PoolState):
     def skew(self) -> Array:
         """Skewness of the local coordinates given globals, in the mean over these, (n_local,)."""
         assert self.pairs is not None
-        return np.clip(self.weights @ self.pairs.skew, -_MOST_SKEW, _MOST_SKEW)
+        return self.weights @ self.pairs.skew
 
     def centres(self, g: Array) -> Centres:
         """Return means and factors of the local coordinates given globals, (n, n_globals), of the pool or others."""

@@ -16,9 +16,10 @@ import numpy as np
 from scipy.special import ndtri
 
 from pymc_ngvi.core.climbs import MOST_STEPS
+from pymc_ngvi.core.draws import N_REPLICATES
 from pymc_ngvi.core.importance import UNKNOWN, Estimate
 from pymc_ngvi.core.messages import percent
-from pymc_ngvi.core.sizes import AT_ONCE, HELD
+from pymc_ngvi.core.sizes import AT_ONCE, ENOUGH, FIXED_SEED, HELD, SLIGHT, TAIL
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, GaussianState, HasGradient, Indices
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, beyond_reach, few_draws, heavy_tail
@@ -41,8 +42,8 @@ from pymc_ngvi.moves.chains import (
 
 # --- whether moved draws have arrived: every condition, with its figure ---
 
-#: Nested R-hat at most; effective sizes at least.
-MOST_RHAT, LEAST_SIZE = 1.01, 400.0
+#: Nested R-hat at most.
+MOST_RHAT = 1.01
 #: Standard error of a 5 or 95 % limit at most, in sds: half as much again as of a normal with the least effective size.
 MOST_LIMIT_ERROR = 0.16
 #: Effective size of being where log p is highest, for each chain: they come and go, and none stays there.
@@ -118,8 +119,8 @@ class MovedChecks(PoolVerdict):
             Condition("height", self.height, MOST_HEIGHT,
                 "chains pass by points whose log p is far above that of all draws, and are refused there: the "
                 "posterior has a narrow peak"),
-            *few_draws("bulk size", self.bulk, LEAST_SIZE, "the bulk effective sample size"),
-            *few_draws("tail size", self.tail, LEAST_SIZE, "the tail effective sample size"),
+            *few_draws("bulk size", self.bulk, ENOUGH, "the bulk effective sample size"),
+            *few_draws("tail size", self.tail, ENOUGH, "the tail effective sample size"),
             Condition("limits", self.limit_error, MOST_LIMIT_ERROR,
                 f"a 5 or 95 % limit is known to {self.limit_error:.2f} standard deviations only", Against.SIZE),
             heavy_tail(self.beyond),
@@ -131,13 +132,13 @@ class MovedChecks(PoolVerdict):
     @property
     def least_peak(self) -> float:
         """Effective size of being where log p is highest, at least."""
-        return max(LEAST_SIZE, LEAST_OF_PEAK * self.n_chains)
+        return max(ENOUGH, LEAST_OF_PEAK * self.n_chains)
 
     @property
     def _of_modes(self) -> list[Condition]:
         said = f" ({self.in_modes})" if self.mode_weights else ""
         return [
-            Condition("weights of modes", self.weights_size, LEAST_SIZE,
+            Condition("weights of modes", self.weights_size, ENOUGH,
                 f"chains stay in {self.n_modes} modes, and the weights of the modes are unknown{said}", at_least=True),
             Condition("outflow", self.outflow, MOST_OUTFLOW,
                 f"{percent(self.outflow, ".1f")} of the trajectories would have left their mode"),
@@ -199,9 +200,6 @@ class MovedChecks(PoolVerdict):
 
 
 # --- a posterior that is the draws of chains: all coordinates in the pool, draws in one mode weigh the same ---
-
-#: Number of the random stream behind the log marginal likelihood.
-_STREAM = 8_000_000
 
 
 @stored("moved.state")
@@ -276,7 +274,7 @@ class MovedDraws(AllDrawn):
         """The log mass, which the pool does not tell, and its error; NaN where no Gaussian is near enough."""
         mass = self.mass
         if np.isnan(mass.value) and self.density is not None:
-            coordinates, rng = ChainCoordinates.of(self.gaussian), np.random.default_rng(_STREAM)
+            coordinates, rng = ChainCoordinates.of(self.gaussian), np.random.default_rng(FIXED_SEED)
             mass = log_mass(
                 self.density.logp, coordinates, self.x, self.logp, self.checks.n_starts, self.checks.effective_size, rng
             )
@@ -525,10 +523,10 @@ def starts_of(
 #    assessing the convergence of Markov chain Monte Carlo when running many short chains. Bayesian Analysis.
 #    https://doi.org/10.1214/24-BA1453
 
-#: Change of a mean between halves, in standard deviations, that does not count; error of the first kind of all tests.
-_SLIGHT, _LEVEL = 0.05, 0.01
+#: Error of the first kind of all tests of changes of a mean between halves that are more than slight.
+_LEVEL = 0.01
 #: How far below the median log p may be, in distances of a low quantile from it: tails of log p are exponential.
-_LOW, _FARTHEST = 0.05, 10.0
+_FARTHEST = 10.0
 #: Part of the draws whose log p tells what is high; parts that are looked at for chains that stay in a peak.
 _HIGHEST, _PEAKS = 0.1, (0.01, 0.005, 0.0025)
 #: Quantities whose effective sizes are computed: those that mix most slowly.
@@ -536,7 +534,7 @@ _MOST_SIZES = 32
 #: Draws of a chain that an effective size takes.
 _FEWEST_DRAWS = 4
 #: The tails whose effective sizes count.
-_TAILS = (_LOW, 1.0 - _LOW)
+_TAILS = (TAIL, 1.0 - TAIL)
 
 
 class Mixing(NamedTuple):
@@ -602,7 +600,7 @@ def _trend(scores: Array) -> Array:
     changes = scores[-half:].mean(axis=0) - scores[:half].mean(axis=0)
     mean, error = changes.mean(axis=0), changes.std(axis=0, ddof=1) / np.sqrt(len(changes))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(np.abs(mean) > _SLIGHT, np.abs(mean) / error, 0.0)
+        return np.where(np.abs(mean) > SLIGHT, np.abs(mean) / error, 0.0)
 
 
 def _memory(scores: Array) -> Array:
@@ -616,7 +614,7 @@ def _memory(scores: Array) -> Array:
 
 def is_far(logp: Array) -> Bools:
     """Tell which draws, (n_draws, n_chains), have a log p so low that they can be none of the posterior."""
-    low, middle = np.quantile(logp, [_LOW, 0.5])
+    low, middle = np.quantile(logp, [TAIL, 0.5])
     return logp < middle - _FARTHEST * (middle - low)
 
 
@@ -684,11 +682,11 @@ def effective_sizes(values: Array, memory: Array) -> Sizes:
 # Chains are moved in rounds, each longer than the one before, until they have arrived or there are no more gradients.
 
 #: Points at which superchains begin.
-N_STARTS = 8
+N_STARTS = N_REPLICATES
 #: Iterations of the first round; growth of rounds; rounds before draws are judged.
 _FIRST, _GROWTH, _UNJUDGED = 16, 1.5, 2
-#: Part of a round in which the step size is adapted, of the first one and of others, and iterations at most.
-_FIRST_ADAPTING, _ADAPTING, _MOST_ADAPTING = 0.5, 0.25, 16
+#: Part of a round in which the step size is adapted, of the first one and of others.
+_FIRST_ADAPTING, _ADAPTING = 0.5, 0.25
 #: Part of the trajectories that may end in other basins, in the first round.
 _FIRST_OUTFLOW = 0.05
 #: Draws of which further quantities are computed.
@@ -806,7 +804,7 @@ class _Moving:
     def advance(self) -> None:
         """Move all chains by another round."""
         n, size = self._n, sum(chains.size for chains in self.chains)
-        n_adapting = min(int((_ADAPTING if self.n_done else _FIRST_ADAPTING) * n), _MOST_ADAPTING)
+        n_adapting = min(int((_ADAPTING if self.n_done else _FIRST_ADAPTING) * n), _FIRST)
         every = -(-2 * n * size // HELD)
         self._counted.highest = -math.inf
         of_basins = [chains.run(n, n_adapting=n_adapting, every=every) for chains in self.chains]
@@ -930,7 +928,7 @@ def _judged(draws: Stretch, chains: Chains, quantities: Quantities | None, label
     if not checks.is_settled:
         return checks
     sizes = effective_sizes(values, mixing.memory)
-    if quantities is not None and min(sizes.bulk, sizes.tail) >= LEAST_SIZE:
+    if quantities is not None and min(sizes.bulk, sizes.tail) >= ENOUGH:
         n, n_chains, d = draws.x.shape
         some = draws.x[:: -(-n * n_chains // _MOST_COMPUTED)]
         further = quantities(some.reshape(-1, d)).reshape(len(some), n_chains, -1)
