@@ -18,8 +18,8 @@ from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeIn
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState, by_neighbours
 from pymc_ngvi.marginal.proposals import PROFILE, StudentMixture, mixture_of
-from pymc_ngvi.marginal.quadrature import MOST_PLAIN, Centres, Forest, NoForest, find_forest
-from pymc_ngvi.marginal.sampler import CHEAP, EFFECTIVE, MOST, MOST_SURE, Hopeless, Ratios, Sampler, size_wanted
+from pymc_ngvi.marginal.quadrature import MOST_PLAIN, Centres, Forest, find_forest
+from pymc_ngvi.marginal.sampler import CHEAP, EFFECTIVE, MOST, MOST_SURE, Ratios, Sampler, size_wanted
 from pymc_ngvi.marginal.trees import IntegratedTrees, pool_of
 
 #: Globals up to which a regression is sampled: it has no thin bent tails; with few events, all of 16 to 41 were right.
@@ -47,12 +47,8 @@ def forest_of(density: ModelDensity) -> Forest:
     """Return the globals and trees of a model."""
     if density.has_minibatch:
         raise Unavailable(Reason.IN_PART, "the model reads pm.Minibatch data")
-    try:
-        where = tuple(v.where for v in density.layout.variables)
-        pattern = None if density.n_directions is None else density.structural_pattern
-        forest = find_forest(pattern, density.n_dim, where)
-    except NoForest as reason:
-        raise Unavailable(reason.code, reason.sentence) from None
+    pattern = None if density.n_directions is None else density.structural_pattern
+    forest = find_forest(pattern, density.n_dim, tuple(v.where for v in density.layout.variables))
     most = _MOST_OF_REGRESSION if forest.n_globals > MOST_PLAIN and _is_regression(density) else MOST_PLAIN
     if not forest.n_local and forest.n_globals > most:
         has_none = "the model has no independent blocks"
@@ -83,13 +79,10 @@ def _is_regression(density: ModelDensity) -> bool:
     return True
 
 
-def is_nearly_even(density: ModelDensity, q: GaussianState) -> bool:
-    """Tell whether no expectation under a Gaussian fit is far off, by its importance weights."""
-    return is_even(density, q, SLIGHT)
-
-
 def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> bool:
     """Tell whether the importance weights of a Gaussian fit are nearly equal, so that it is the posterior.
+
+    With a larger limit: whether no expectation under it is far off.
 
     Draws of q alone know nothing of what it misses: others, from narrower and wider ones, are not to find more mass,
     but for what they find of q itself.
@@ -172,8 +165,6 @@ def exact_posterior(
             [*(divided.forward(other.mean()[at][None])[0] for other in others), *heaviest], look,
             is_at_mode=not of_other_data, gaussian=q, modes=tuple(others),
         )  # fmt: skip
-    except Hopeless as reason:
-        raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
         raise Unavailable(Reason.SINGULAR, "a covariance of the global parameters is singular") from None
 

@@ -15,7 +15,7 @@ from scipy.sparse import csgraph
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.linalg import SMALL, logsumexp
-from pymc_ngvi.core.messages import Reason, Refused
+from pymc_ngvi.core.messages import Reason, Unavailable
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.stored import stored
@@ -43,10 +43,6 @@ MOST_PLAIN = 15
 _FEW = 3
 #: Nodes in each level that costs are compared by.
 _NODES = 3.0
-
-
-class NoForest(Refused):
-    """The coordinates do not fall into small blocks beside few globals; the sentence says which limit it is."""
 
 
 @stored("exact.forest")
@@ -139,7 +135,7 @@ def find_forest(pattern: Pattern | None, n_dim: int, variables: tuple[slice, ...
             continue
         try:
             forest = _grown(graph, label)
-        except NoForest as reason:
+        except Unavailable as reason:
             reasons.append((n_globals, reason.sentence))
         else:
             # The evaluations of all local terms that the posterior takes, to a factor: importance sampling is the less
@@ -150,7 +146,7 @@ def find_forest(pattern: Pattern | None, n_dim: int, variables: tuple[slice, ...
     if n_dim <= MOST_GLOBALS:
         return _only_globals(n_dim)
     fewest = min((n for v in labels.values() if (n := int(np.sum(v < 0)))), default=n_dim)
-    raise NoForest(Reason.NO_FOREST, reasons[-1][1] if reasons else _too_many(fewest, n_dim))
+    raise Unavailable(Reason.NO_FOREST, reasons[-1][1] if reasons else _too_many(fewest, n_dim))
 
 
 def _by_size(graph: sparse.csr_array, variables: Sequence[slice]) -> Iterator[Indices]:
@@ -167,7 +163,7 @@ def _by_size(graph: sparse.csr_array, variables: Sequence[slice]) -> Iterator[In
 
 def _only_globals(n_dim: int) -> Forest:
     if n_dim > MOST_GLOBALS:
-        raise NoForest(Reason.NO_FOREST, _too_many(n_dim, n_dim))
+        raise Unavailable(Reason.NO_FOREST, _too_many(n_dim, n_dim))
     none = np.empty(0, dtype=np.intp)
     return Forest(np.arange(n_dim), none, none, none)
 
@@ -178,7 +174,7 @@ def _too_many(n_globals: int, n_dim: int) -> str:
 
 
 def _grown(graph: sparse.csr_array, labels: Indices) -> Forest:
-    """Return the forest beside these globals (negative labels); raise NoForest where it is too deep or wide."""
+    """Return the forest beside these globals (negative labels); raise Unavailable where it is too deep or wide."""
     inside = np.flatnonzero(labels >= 0)
     widest = int(np.bincount(labels[inside]).max())
     n = len(inside)
@@ -194,7 +190,7 @@ def _grown(graph: sparse.csr_array, labels: Indices) -> Forest:
         above[left] = left[roots][component]
         left = np.delete(left, roots)
     said = f"blocks of up to {widest:,} coordinates have no tree of at most {MOST_LEVELS} levels"
-    raise NoForest(Reason.NO_FOREST, said)
+    raise Unavailable(Reason.NO_FOREST, said)
 
 
 def _roots(links: sparse.csr_array, component: Indices) -> Indices:
@@ -246,16 +242,6 @@ class PathRule:
     n_levels: int
 
     @property
-    def line(self) -> Array:
-        """Nodes of one coordinate, (n_nodes,)."""
-        return _line(self.n_nodes)[0]
-
-    @property
-    def log_weight(self) -> Array:
-        """Log weights of one coordinate, (n_nodes,): of few, those of Gauss and Hermite over the standard normal."""
-        return _line(self.n_nodes)[1]
-
-    @property
     def nodes(self) -> Array:
         """All nodes, (n_nodes ** n_levels, n_levels); the coordinate of the root changes slowest."""
         return _products(self.n_nodes, self.n_levels)
@@ -293,6 +279,7 @@ def _powers(n_nodes: int, n_levels: int) -> Array:
 
 @functools.cache
 def _line(n_nodes: int) -> tuple[Array, Array]:
+    """Return nodes of one coordinate, and log weights: of few, those of Gauss and Hermite over the standard normal."""
     if n_nodes >= WIDE:
         t, step = np.linspace(-np.arcsinh(_REACH), np.arcsinh(_REACH), n_nodes, retstep=True)
         return np.sinh(t), np.log(step * np.cosh(t))
@@ -660,7 +647,7 @@ def integral_of(part: SomeBlocks, rule: PathRule, g: Array, near: Centres, *, mo
     of_globals, of_locals = part.terms(g, near.at(rule.nodes))
     with np.errstate(all="ignore"):
         values = np.where(np.isfinite(of_locals), of_locals, -np.inf)
-        tables, messages = upwards(forest, rule.n_nodes, values, rule.log_weight[None, :, None])
+        tables, messages = upwards(forest, rule.n_nodes, values, _line(rule.n_nodes)[1][None, :, None])
         of_blocks = messages[0][:, 0] + by_root(forest, np.log(near.own(forest)))
         shape = _moments(forest, rule, tables, messages) if moments else Shape.empty(0, forest)
     return Integral(of_globals, of_blocks, shape)
@@ -728,7 +715,7 @@ def _moments(forest: Forest, rule: PathRule, tables: list[Array], messages: list
         draws, places = np.nonzero(far_off(m, second[level, level]))
         if len(draws):
             table = tables[level][draws, :, :, places]
-            peak, width = _parabola(rule, table, weights.reshape(n, -1, rule.n_nodes, len(at))[draws, :, :, places])
+            peak, width = _parabola(table, weights.reshape(n, -1, rule.n_nodes, len(at))[draws, :, :, places])
             if rule.n_nodes >= WIDE:  # which are near to any mass: a parabola would be about one mode
                 is_known = v[draws, places] >= LEAST
                 peak, width = (np.where(is_known, x[draws, places], y) for x, y in ((m, peak), (np.sqrt(v), width)))
@@ -737,7 +724,7 @@ def _moments(forest: Forest, rule: PathRule, tables: list[Array], messages: list
     return shape
 
 
-def _parabola(rule: PathRule, table: Array, weights: Array) -> tuple[Array, Array]:
+def _parabola(table: Array, weights: Array) -> tuple[Array, Array]:
     """Return top and width of a parabola through the largest value and its neighbours, (m,) each, from (m, n_above, k).
 
     At the most likely nodes of the coordinates above. For a Gaussian it is exact, however far off the nodes are.
@@ -745,12 +732,12 @@ def _parabola(rule: PathRule, table: Array, weights: Array) -> tuple[Array, Arra
     m, _, k = table.shape
     if k < 3:
         return np.zeros(m), np.ones(m)
-    each = np.arange(m)
-    values = table[each, weights.sum(axis=2).argmax(axis=1)] - rule.log_weight
+    each, (line, log_weight) = np.arange(m), _line(k)
+    values = table[each, weights.sum(axis=2).argmax(axis=1)] - log_weight
     values = np.where(np.isfinite(values), values, -1e300)
     middle = np.clip(values.argmax(axis=1), 1, k - 2)
     y0, y1, y2 = (values[each, middle + i] for i in (-1, 0, 1))
-    x0, x1, x2 = (rule.line[middle + i] for i in (-1, 0, 1))
+    x0, x1, x2 = (line[middle + i] for i in (-1, 0, 1))
     left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
     curvature = -2.0 * (right - left) / (x2 - x0)
     slope = (left * (x2 - x1) + right * (x1 - x0)) / (x2 - x0)

@@ -21,8 +21,8 @@ import numpy as np
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.importance import MOST_KHAT as HEAVIEST
 from pymc_ngvi.core.importance import effective_size
-from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import Reason, Refused
+from pymc_ngvi.core.linalg import ROUNDING, logsumexp
+from pymc_ngvi.core.messages import Reason, Unavailable
 from pymc_ngvi.core.sizes import ENOUGH, N_PREDICTED, SLIGHT
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, Indices
@@ -258,7 +258,7 @@ def profiles(function: Function, points: Array, values: Array, cov: Array, least
 def _updated(inverse: Array, step: Array, change: Array) -> Array:
     """Return inverses of minus the second derivatives after steps on which gradients fell by ``change``."""
     along = np.einsum("ki,ki->k", step, change)
-    is_bent = along > 1e-10 * np.linalg.norm(step, axis=1) * np.linalg.norm(change, axis=1)
+    is_bent = along > ROUNDING * np.linalg.norm(step, axis=1) * np.linalg.norm(change, axis=1)
     safe = np.where(is_bent, along, 1.0)[:, None, None]
     left = np.eye(step.shape[1]) - step[:, :, None] * change[:, None] / safe
     new = left @ inverse @ np.swapaxes(left, 1, 2) + step[:, :, None] * step[:, None] / safe
@@ -335,7 +335,7 @@ def size_wanted(n_outside: int, seconds_of_value: float = np.inf) -> float:
     return max(size_asked(n_outside) + _MORE_SIZE, min(_SECONDS / seconds_of_value, N_PREDICTED))
 
 
-class Hopeless(Refused):
+class Hopeless(Unavailable):
     """Proposals do not come near to the posterior of the outside; the sentence says so."""
 
 

@@ -170,7 +170,7 @@ _LOG_2PI = float(np.log(2.0 * np.pi))
 
 
 class SplitNormal(NamedTuple):
-    """Two halves of normal densities, or of t densities for proposals, with one mode; mean 0, about unit variance."""
+    """Two halves of normal densities, or of t densities for proposals, with one mode; mean 0, variance 1."""
 
     #: The last two are standard deviations of the normals; shape (n_local,).
     mode: Array
@@ -181,8 +181,7 @@ class SplitNormal(NamedTuple):
     def of_skewness(cls, skewness: Array) -> "SplitNormal":
         """Return the one with about this skewness, (n_local,)."""
         apart = np.clip(skewness / _SKEWNESS, -_MOST_APART, _MOST_APART)
-        product = np.maximum(1.0 - (1.0 - _ROOT**2) * apart**2, 0.05)
-        middle = np.sqrt(0.25 * apart**2 + product)
+        middle = np.sqrt(0.25 * apart**2 + 1.0 - (1.0 - _ROOT**2) * apart**2)
         return cls(-_ROOT * apart, middle - 0.5 * apart, middle + 0.5 * apart)
 
     def quantile(self, u: Array, df: float = np.inf) -> Array:
@@ -194,23 +193,6 @@ class SplitNormal(NamedTuple):
         inner = np.where(below, 0.5 * u * total / self.left, 1.0 - 0.5 * (1.0 - u) * total / self.right)
         far = ndtri(inner) if np.isinf(df) else stdtrit(df, inner)
         return self.mode + np.where(below, self.left, self.right) * far
-
-    @property
-    def moments(self) -> tuple[Array, Array]:
-        """Mean and standard deviation, (n_local,) each."""
-        apart = self.right - self.left
-        sd: Array = np.sqrt((1.0 - _ROOT**2) * apart**2 + self.left * self.right)
-        return self.mode + _ROOT * apart, sd
-
-    def standard_quantile(self, u: Array) -> Array:
-        """Return quantiles of the one that is moved and scaled to mean 0 and variance 1, for u (..., n_local)."""
-        mean, sd = self.moments
-        return (self.quantile(u) - mean) / sd
-
-    def standard_log_density(self, z: Array) -> Array:
-        """Return the log density of the one that is moved and scaled to mean 0 and variance 1, (..., n_local)."""
-        mean, sd = self.moments
-        return self.log_density(mean + sd * z) + np.log(sd)
 
     def log_density(self, z: Array) -> Array:
         """Return the log density, (..., n_local)."""

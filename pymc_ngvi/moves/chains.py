@@ -146,14 +146,6 @@ class PhasePoints(Batch):
         return np.isfinite(self.logp) & np.isfinite(self.slope).all(axis=1)
 
 
-class Arrived(NamedTuple):
-    """Where points are after acceptance, the probabilities of that, and which trajectories diverged, (n_points,)."""
-
-    points: PhasePoints
-    probability: Array
-    diverged: Bools
-
-
 #: Told the number of the step, where points are on their trajectories, and the probabilities of stopping there.
 type Watch = Callable[[int, PhasePoints, Array], None]
 
@@ -174,8 +166,8 @@ def trajectory(
     size: float | Array,
     rng: np.random.Generator,
     watch: Watch | None = None,
-) -> Arrived:
-    """Return where points are after one leapfrog trajectory each."""
+) -> tuple[PhasePoints, Array, Bools]:
+    """Return where points are after one leapfrog trajectory each, and probabilities of acceptance; which diverged."""
     now, p = points, momenta
     with np.errstate(all="ignore"):
         p = p + 0.5 * size * now.slope
@@ -197,7 +189,7 @@ def trajectory(
         np.where(taken, now.logp, points.logp),
         np.where(taken[:, None], now.slope, points.slope),
     )
-    return Arrived(arrived, probability, np.isfinite(change) & (change < -_MOST_LOST))
+    return arrived, probability, np.isfinite(change) & (change < -_MOST_LOST)
 
 
 def _change(start: PhasePoints, momenta: Array, end: PhasePoints, p: Array) -> Array:

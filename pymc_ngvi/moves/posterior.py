@@ -18,6 +18,7 @@ from scipy.special import ndtri
 from pymc_ngvi.core.climbs import MOST_STEPS
 from pymc_ngvi.core.draws import N_REPLICATES
 from pymc_ngvi.core.importance import UNKNOWN, Estimate
+from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.sizes import AT_ONCE, ENOUGH, FIXED_SEED, HELD, SLIGHT, TAIL
 from pymc_ngvi.core.stored import stored
@@ -33,6 +34,7 @@ from pymc_ngvi.moves.chains import (
     Counted,
     ModeWeights,
     PhasePoints,
+    Watch,
     are_apart,
     basins_among,
     log_mass,
@@ -102,10 +104,13 @@ class MovedChecks(PoolVerdict):
     @property
     def own(self) -> list[Condition]:
         """All that is asked of it."""
-        return [*self._of_chains, *(self._of_modes if self.n_modes > 1 else [])]
-
-    @property
-    def _of_chains(self) -> list[Condition]:
+        said = f" ({self.in_modes})" if self.mode_weights else ""
+        of_modes = [
+            Condition("weights of modes", self.weights_size, ENOUGH,
+                f"chains stay in {self.n_modes} modes, and the weights of the modes are unknown{said}", at_least=True),
+            Condition("outflow", self.outflow, MOST_OUTFLOW,
+                f"{percent(self.outflow, ".1f")} of the trajectories would have left their mode"),
+        ]  # fmt: skip
         return [
             Condition("nested R-hat", self.rhat, MOST_RHAT,
                 f"chains that began at different points differ: nested R-hat of {self.slowest} is {self.rhat:.3f}, "
@@ -127,22 +132,13 @@ class MovedChecks(PoolVerdict):
             Condition("peak size", self.peak, self.least_peak,
                 f"few chains are where log p is highest, and stay there: an effective sample size of {self.peak:,.0f}, "
                 f"below {self.least_peak:,.0f}", at_least=True),
+            *(of_modes if self.n_modes > 1 else []),
         ]  # fmt: skip
 
     @property
     def least_peak(self) -> float:
         """Effective size of being where log p is highest, at least."""
         return max(ENOUGH, LEAST_OF_PEAK * self.n_chains)
-
-    @property
-    def _of_modes(self) -> list[Condition]:
-        said = f" ({self.in_modes})" if self.mode_weights else ""
-        return [
-            Condition("weights of modes", self.weights_size, ENOUGH,
-                f"chains stay in {self.n_modes} modes, and the weights of the modes are unknown{said}", at_least=True),
-            Condition("outflow", self.outflow, MOST_OUTFLOW,
-                f"{percent(self.outflow, ".1f")} of the trajectories would have left their mode"),
-        ]  # fmt: skip
 
     @property
     def in_modes(self) -> str:
@@ -153,7 +149,7 @@ class MovedChecks(PoolVerdict):
     @property
     def is_settled(self) -> bool:
         """Whether chains neither differ nor drift, so that effective sizes mean something."""
-        return all(c.holds for c in self._of_chains[:5])
+        return all(c.holds for c in self.own[:5])
 
     @property
     def khat(self) -> float:  # type: ignore[override]  # there are no weights
@@ -408,7 +404,7 @@ class Chains:
         counted = usual if usual.any() else ~usual
         return float(probability[counted].mean()), float(diverged[counted].mean())
 
-    def _move(self, n_steps: int, size: float | Array, watch: "_Distances | None" = None) -> tuple[Array, Bools]:
+    def _move(self, n_steps: int, size: float | Array, watch: Watch | None = None) -> tuple[Array, Bools]:
         momenta = self._rng.standard_normal(self._points.x.shape)
         before = self._points
         self._points, probability, diverged = trajectory(
@@ -438,32 +434,19 @@ class Chains:
         self.coordinates = self.coordinates.refitted(draws, size)
         self._points = phase_points_at(self._target, self.coordinates, self._points.x)
         n_steps = int(np.clip(math.ceil(2.0 * self.length / self.step), _FEWEST_SEEN, _MOST_STEPS // 2))
-        seen = _Distances(self.coordinates, self._points, n_steps)
-        self._move(n_steps, self.step, seen)
-        self.length = seen.best * self.step
+        # How far coordinates, and their distances from the centre, get along a trajectory: the square of the distance
+        # from the start is 0 there, and 1, in twice the variance, where that is forgotten.
+        first = _places(self.coordinates, self._points)
+        twice, of_step = 2.0 * first.var(axis=0) + np.finfo(np.float64).tiny, np.zeros((n_steps, first.shape[1]))
 
+        def watch(i: int, points: PhasePoints, probability: Array) -> None:
+            squares = (_places(self.coordinates, points) - first) ** 2
+            of_step[i] = probability @ squares / (len(squares) * twice)
 
-class _Distances:
-    """Sees how far the slowest coordinates get along a trajectory, in place and in distance from the centre.
-
-    The square of the distance from the start is 0 there, and 1, in twice the variance, where that is forgotten.
-    """
-
-    def __init__(self, coordinates: ChainCoordinates, points: PhasePoints, n_steps: int) -> None:
-        self._coordinates, self._first = coordinates, _places(coordinates, points)
-        self._twice = 2.0 * self._first.var(axis=0) + np.finfo(np.float64).tiny
-        self._of_step = np.zeros((n_steps, self._first.shape[1]))
-
-    def __call__(self, i: int, points: PhasePoints, probability: Array) -> None:
-        squares = (_places(self._coordinates, points) - self._first) ** 2
-        self._of_step[i] = probability @ squares / (len(squares) * self._twice)
-
-    @property
-    def best(self) -> int:
-        """Steps in which the slowest coordinates get farthest, for each gradient."""
-        n_steps, n = self._of_step.shape
-        slowest = np.sort(np.minimum(self._of_step, 1.0), axis=1)[:, : max(1, round(_SLOWEST * n))]
-        return int(np.argmax(slowest.mean(axis=1) / np.arange(1, n_steps + 1))) + 1
+        self._move(n_steps, self.step, watch)
+        slowest = np.sort(np.minimum(of_step, 1.0), axis=1)[:, : max(1, round(_SLOWEST * first.shape[1]))]
+        # The steps in which the slowest get farthest, for each gradient.
+        self.length = (int(np.argmax(slowest.mean(axis=1) / np.arange(1, n_steps + 1))) + 1) * self.step
 
 
 def _places(coordinates: ChainCoordinates, points: PhasePoints) -> Array:
@@ -477,7 +460,7 @@ def _places(coordinates: ChainCoordinates, points: PhasePoints) -> Array:
 
 #: Standard deviations of starts, from and to, in those of a fit; part that is left of these for each further try, and
 #: tries.
-_SPREAD, _NEARER, _TRIES = (2.0, 3.0), 0.85, 24
+_SPREAD, _NEARER, _TRIES = (2.0, _FAR), 0.85, 24
 
 
 def starts_of(
@@ -566,7 +549,7 @@ def worth_of(values: Array, n_starts: int) -> float:
     """
     rhat = nested_rhat(values, n_starts)
     square = float(np.median(rhat[np.isfinite(rhat)] ** 2 - 1.0)) if np.isfinite(rhat).any() else np.inf
-    return float(np.clip(n_starts / max(square, 1e-9), 2.0 * n_starts, values.shape[0] * values.shape[1]))
+    return float(np.clip(n_starts / max(square, TINY), 2.0 * n_starts, values.shape[0] * values.shape[1]))
 
 
 def mixing_of(values: Array, n_starts: int) -> Mixing:

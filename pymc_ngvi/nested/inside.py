@@ -655,10 +655,6 @@ class Exploration(NamedTuple):
     moved: float
 
 
-class Uneven(Hopeless):
-    """Weights of draws of the latent variables vary too much."""
-
-
 class LatentInside:
     """Latent variables given hyperparameters, which are divided by the scales that others are the logarithms of."""
 
@@ -703,7 +699,7 @@ class LatentInside:
     def _begin(self) -> None:
         """See whether draws are worth it, and prepare what they begin from."""
         if (variance := self._marginal.variance()) > self._most_variance:
-            raise Uneven(
+            raise Hopeless(
                 Reason.NOT_PASSED,
                 "given the hyperparameters, latent variables are too far from a Gaussian (variance "
                 f"{variance:.1f} of log weights at the mode)",

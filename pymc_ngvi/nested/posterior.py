@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from pymc_ngvi.core import prices
+from pymc_ngvi.core.importance import MOST_KHAT as HEAVIEST
 from pymc_ngvi.core.messages import Reason, Refused, Unavailable, percent
 from pymc_ngvi.core.sizes import AT_ONCE, HELD, N_PREDICTED
 from pymc_ngvi.core.stored import stored
@@ -38,7 +39,6 @@ from pymc_ngvi.marginal.sampler import (
     CHEAP,
     EFFECTIVE,
     FIRST,
-    HEAVIEST,
     MOST,
     MOST_MOVED,
     MOST_SURE,
@@ -58,7 +58,6 @@ from pymc_ngvi.nested.inside import (
     LatentInside,
     LatentMarginal,
     Marginal,
-    Uneven,
     WeightedPairs,
 )
 
@@ -97,14 +96,9 @@ class NestedChecks(PoolVerdict):
     is_concave: bool = True
 
     @property
-    def is_joint(self) -> bool:
-        """Whether hyperparameters and latent variables are weighted together."""
-        return self.variance <= MOST_VARIANCE
-
-    @property
     def claims_exact(self) -> bool:
         """Whether hyperparameters and latent variables are weighted together."""
-        return self.is_joint
+        return self.variance <= MOST_VARIANCE
 
     @property
     def own(self) -> list[Condition]:
@@ -121,7 +115,7 @@ class NestedChecks(PoolVerdict):
             Condition("lost", self.lost, _MOST_LOST,
                 f"the latent variables can't be fitted at {percent(self.lost)} of the hyperparameters"),
         ]  # fmt: skip
-        if not self.is_joint:
+        if not self.claims_exact:
             said = f"the log marginal density of the hyperparameters is known to {self.error:.2f} nats only"
             return [*found, Condition("log m", self.error, MOST_ERROR, said), joint]
         few = "there are too few draws to measure how even the weights of latent variables are"
@@ -237,6 +231,9 @@ class GaussianMarginal(Marginal):
         for which, _, _, log_m in self._fits(g):
             result[which] = log_m
         return result
+
+    def begin_draws(self, top: Array, scale: Array) -> None:
+        """Do nothing: nothing is known that draws begin from."""
 
     def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[Drawn]:
         """Yield the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
@@ -403,18 +400,14 @@ def nested_posterior(
                 marginal, part = _sampled(
                     given, start, home, seed, most_variance, between, 1 + len(others), n_fits, of_other_data
                 )
-            except Hopeless:
+            except Hopeless as reason:
                 if home is gaussian:
+                    given.is_uneven = given.is_uneven or reason.code is Reason.NOT_PASSED
                     raise
                 continue  # if it has much of the mass, it is told that the posterior leaves it out
             marginals.append(marginal)
             parts.append(part)
             homes += [] if home is None else [home]
-    except Uneven as reason:
-        given.is_uneven = True
-        raise Unavailable(reason.code, reason.sentence) from None
-    except Hopeless as reason:
-        raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
         raise Unavailable(Reason.SINGULAR, "a covariance of the hyperparameters is singular") from None
     return _state(given, marginals, _joined(parts, homes, given), gaussian)

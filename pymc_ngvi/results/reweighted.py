@@ -32,10 +32,9 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.marginal.left_out import (
     CoupledRows,
     WithNewRows,
+    beside,
     draws_without_rows,
     integrated_again,
-    skewness_of,
-    with_new_rows,
     with_trees,
 )
 from pymc_ngvi.marginal.pooled import Draws, Pool, PoolState, WeightChecks, WeightedDraws, evenly_picked
@@ -899,7 +898,8 @@ def _with_rows(
     known = None
     if len(of_known) and (state := with_trees(posterior.distribution.q)) is not None and not rows.has_known_discrete:
         with contextlib.suppress(CoupledRows):  # weights may do
-            known = with_new_rows(made.theta, state, functools.partial(_log_densities, rows, of_known))
+            logp = functools.partial(_log_densities, rows, of_known)
+            known = beside(made.theta, state.centres, state.forest, logp, state.skew)
     if known is None:
         log_densities = _log_densities(rows, of_known, made.theta)
         known = WithNewRows(log_densities.sum(axis=1), made.theta, np.zeros(len(made.theta)))
@@ -930,7 +930,7 @@ def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[
     state, has_rows = with_trees(posterior.distribution.q), not posterior.changed_data()
     if state is not None:
         doubts = () if posterior.record is None else posterior.record.doubts
-        if skewness_of(state) < _SKEWED:
+        if np.abs(state.skew).max(initial=0.0) < _SKEWED:
             return draws_without_rows(state, draws, rng), doubts
         if has_rows:
             return posterior.distribution.joint(draws, rng), doubts

@@ -18,12 +18,11 @@ import xarray as xr
 
 from pymc_ngvi.core.importance import MOST_KHAT, khat_limit, pareto_khat, smoothed_tail, tail_length, weigh
 from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent
-from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
+from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, SLIGHT, seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
 from pymc_ngvi.density.constrain import Constrainer, log_densities, term_sums
 from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState, evenly_picked
-from pymc_ngvi.marginal.trees import SLIGHT
 from pymc_ngvi.reading.roles import Grouping, Roles, top_level_priors
 from pymc_ngvi.results.diagnosis import (
     budget_of,

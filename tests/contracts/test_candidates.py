@@ -127,7 +127,7 @@ def test_a_gaussian_fit_is_kept_without_what_fails_after_it(place, what, monkeyp
 
 
 @of_users
-@pytest.mark.parametrize("place", ["is_even", "is_nearly_even", "efficiency_of"])
+@pytest.mark.parametrize("place", ["is_even", "efficiency_of"])
 def test_a_judgement_of_the_gaussian_may_fail(place, monkeypatch):
     monkeypatch.setattr(f"pymc_ngvi.results.choice.{place}", fails(np.linalg.LinAlgError("no factor")))
     approx = fit_ngvi(model=in_groups(), **QUIET)
