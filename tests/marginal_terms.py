@@ -32,11 +32,8 @@ class NumpyTerms:
         self._of_globals, self._of_locals, self._size = of_globals, of_locals, size
         self.n_evaluations = 0
 
-    def chunk(self, n_nodes):
-        return self._size
-
     def plan(self, forest, n_draws, n_nodes):
-        return whole(self, forest, n_nodes)
+        return whole(self, forest, self._size)
 
     def terms(self, g, local):
         self.n_evaluations += local.shape[0] * local.shape[1]

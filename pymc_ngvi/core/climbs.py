@@ -23,7 +23,7 @@ def ascend(
     logp, grad = density.logp_grad(x)
     active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
     logp = np.where(active, logp, -np.inf)
-    step = 1.0 / np.maximum(np.linalg.norm(np.where(active[:, None], grad, 1.0), axis=1), 1e-12)
+    step = 1.0 / np.maximum(np.linalg.norm(np.where(active[:, None], grad, 1.0), axis=1), TINY)
     for i in range(n_steps):
         rows = np.flatnonzero(active)
         if not len(rows):

@@ -245,11 +245,6 @@ class Weights(NamedTuple):
     uneven: float = float("inf")
     n_behind: float = 0.0
 
-    @property
-    def khat_se(self) -> float:
-        """Standard error of k-hat."""
-        return khat_error(self.khat, self.n_draws)
-
     def verdict(self, n_dim: int = 0) -> WeightVerdict:
         """Return what the weights say: the one judgement that all reports share.
 
@@ -279,7 +274,8 @@ class Weights(NamedTuple):
 
     def khat_text(self) -> str:
         """Return k-hat and its standard error."""
-        return f"{self.khat:.2f}" + (f" ± {self.khat_se:.2f}" if np.isfinite(self.khat) else "")
+        error = khat_error(self.khat, self.n_draws)
+        return f"{self.khat:.2f}" + (f" ± {error:.2f}" if np.isfinite(error) else "")
 
 
 def weigh(log_p: Array, log_q: Array | float = 0.0) -> tuple[Array, Weights]:

@@ -22,6 +22,8 @@ GIB = 2**30
 TINY = 1e-300
 #: Part of its terms that a difference must exceed to be more than what rounding leaves.
 ROUNDING = 1e-13
+#: Relative size of what may be rounding after many operations.
+SMALL = 1e-6
 #: As much for a Cholesky factor, whose square is such a difference: below it, its matrix counts as singular.
 LEAST_PIVOT = ROUNDING**0.5
 

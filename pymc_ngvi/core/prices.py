@@ -90,11 +90,6 @@ def of_dense(n_dim: int) -> float:
 # --- evaluations and fits ---------------------------------------------------------------------------------------------
 
 
-def hessian_in_gradients(density: Priced, n_hessians: int) -> float:
-    """Return what a Hessian costs; their number is 0 where a fit took none, and nothing is known of them."""
-    return _of_products(density, density.n_products) if n_hessians else HESSIAN
-
-
 def _of_products(density: Priced, n_products: int) -> float:
     """Return what a Hessian costs, in gradients, that takes so many products."""
     return max(HESSIAN, (OF_PRODUCT if density.n_directions is None else OF_PRODUCT_BY_ROWS) * float(n_products))
@@ -104,7 +99,8 @@ def fit_seconds(density: Priced, n_gradients: int, n_hessians: int, estimator: s
     """Return the seconds of so many evaluations; with ``"quadrature"``, gradients are expectations."""
     if estimator == "quadrature":
         return OF_EXPECTATION * n_gradients * density.gradient_seconds
-    return (n_gradients + hessian_in_gradients(density, n_hessians) * n_hessians) * density.gradient_seconds
+    of_hessians = _of_products(density, density.n_products) * n_hessians if n_hessians else 0.0
+    return (n_gradients + of_hessians) * density.gradient_seconds
 
 
 def expected_fit_seconds(density: Priced, *, by_rows: bool = False) -> float:

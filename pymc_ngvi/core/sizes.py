@@ -16,6 +16,11 @@ CACHED, STREAMED, AT_ONCE, HELD, MOST_NUMBERS = 2**17, 2**20, 2**22, 2**25, 2**2
 LARGE = 16_000.0
 #: Draws by default: that are predicted, shown, weighted by other densities, and weighed, where evaluations are cheap.
 N_PREDICTED, N_SHOWN, N_REWEIGHTED, N_WEIGHED = 1_000, 2_000, 4_000, 10_000
+#: Effective draws by which a mean is known well enough, and its error then, in standard deviations: moves of moments
+#: and relative errors of standard deviations that are not more hardly matter either. Part of the mass in a tail, of
+#: which limits tell.
+ENOUGH = 400.0
+SLIGHT, TAIL = ENOUGH**-0.5, 0.05
 #: Largest dimensions for which a dense covariance is made: without being asked for, as a product with it costs as much
 #: as many a gradient beyond, and at all.
 MAX_DENSE_DIM, MAX_COV_DIM = 500, 5_000

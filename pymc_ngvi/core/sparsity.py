@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from pymc_ngvi.core.linalg import SMALL
 from pymc_ngvi.core.messages import TooDenseError
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import AT_ONCE, CACHED, HELD
@@ -158,11 +159,6 @@ def pairs_of(a: Ints, b: Ints) -> tuple[Ints, Ints, Ints]:
     return a.ravel()[first], b.ravel()[first], kind.reshape(a.shape)
 
 
-def distinct_rows(matrix: sparse.csr_array) -> sparse.csr_array:
-    """Return a boolean matrix with each of its rows once."""
-    return matrix[_distinct(matrix)[0]]
-
-
 def check_entries(number: int) -> None:
     """Raise TooDenseError if a matrix of this many entries would be too large."""
     if number > HELD:
@@ -267,8 +263,7 @@ class Pairs:
         """Return two matrices L and R such that the pairs are where L^T R is not 0, in either triangle."""
         diagonal = sparse.eye_array(self.n_dim, dtype=bool, format="csr")
         sets = sparse.vstack([diagonal, *(s[used] for s, used in self._within.values())], "csr")
-        sets = distinct_rows(sets)
-        kept = []
+        kept, sets = [], sets[_distinct(sets)[0]]
         for _ in range(_MAX_COVERS):
             lengths = np.diff(sets.indptr).astype(np.int64)
             if (lengths**2).sum() <= _PAIRS_AT_A_TIME:
@@ -281,7 +276,8 @@ class Pairs:
         within = sparse.vstack([*kept, sets], format="csr")
         if not self._across:
             return within, within
-        across = distinct_rows(sparse.hstack([sparse.vstack(side) for side in zip(*self._across, strict=True)], "csr"))
+        across = sparse.hstack([sparse.vstack(side) for side in zip(*self._across, strict=True)], "csr")
+        across = across[_distinct(across)[0]]
         left, right = across[:, : self.n_dim], across[:, self.n_dim :]
         return (
             sparse.vstack([within, left, right], format="csr"),
@@ -368,10 +364,6 @@ class Colouring:
         directions = np.zeros((self.n_colours, len(self.colours)))
         directions[self.colours, np.arange(len(self.colours))] = 1.0
         return directions
-
-    def recover(self, products: Array) -> Array:
-        """Return the entries of the lower triangle."""
-        return products.ravel()[self.places]
 
 
 # --- the choice of colours --------------------------------------------------------------------------------------------
@@ -473,9 +465,9 @@ def _star_colouring(neighbours: list[list[int]], order: list[int]) -> Indices:
 Products = Callable[[Array, Array], Array]
 
 #: Elements of a temporary: past the first, temporaries leave the cache; past the second, several fill the memory.
-CACHED_ELEMENTS, _MOST_ELEMENTS = 2**16, AT_ONCE
+CACHED_ELEMENTS, _MOST_ELEMENTS = CACHED // 2, AT_ONCE
 #: Relative error of a product with a random vector that tells of a missing entry.
-_TOLERANCE = 1e-6
+_TOLERANCE = SMALL
 #: An entry that is smaller than this, relative to the largest of its row and column, is a rounding error.
 _ROUNDING = 1e-12
 
@@ -493,7 +485,7 @@ class ColouredHessian:
 
     def mean_values(self, theta: Array) -> Array:
         """Return the mean over draws at the entries of the pattern, (n_entries,)."""
-        return self.colouring.recover(self._products(theta, self.colouring.directions()))
+        return self._products(theta, self.colouring.directions()).ravel()[self.colouring.places]
 
     @functools.cached_property
     def _entries(self) -> sparse.csr_array:

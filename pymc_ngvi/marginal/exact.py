@@ -9,7 +9,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.importance import effective_size
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import NotApart, Reason, Unavailable
-from pymc_ngvi.core.sizes import HELD
+from pymc_ngvi.core.sizes import HELD, SLIGHT
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.one_mode import rows_not_concave
@@ -18,24 +18,21 @@ from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeIn
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState, by_neighbours
 from pymc_ngvi.marginal.proposals import PROFILE, StudentMixture, mixture_of
-from pymc_ngvi.marginal.quadrature import MOST_PLAIN, Centres, Forest, NoForest, find_forest
-from pymc_ngvi.marginal.sampler import CHEAP, EFFECTIVE, MOST, MOST_SURE, Hopeless, Ratios, Sampler, size_wanted
+from pymc_ngvi.marginal.quadrature import MOST_PLAIN, Centres, Forest, find_forest
+from pymc_ngvi.marginal.sampler import CHEAP, EFFECTIVE, MOST, MOST_SURE, Ratios, Sampler, size_wanted
 from pymc_ngvi.marginal.trees import IntegratedTrees, pool_of
 
 #: Globals up to which a regression is sampled: it has no thin bent tails; with few events, all of 16 to 41 were right.
 _MOST_OF_REGRESSION = 60
 #: Draws behind the look at the weights of q; their seed.
 _N_WEIGHED, _SEED = 256, 20_260_302
-#: Relative variance of the weights of q below which there is nothing to gain, and next to nothing.
-_EVEN, _NEARLY_EVEN = 0.002, 0.05
-#: The log of the factor by which draws of Gaussians about the same mean, narrower and far wider, may find more.
-_MOST_FARTHER = 0.05
+#: Relative variance of the weights of q below which there is nothing to gain; next to nothing below `SLIGHT`.
+#: That much is also the log of the factor by which draws of narrower and far wider Gaussians may find more.
+_EVEN = 0.002
 #: Scales of these, q's own twice; seconds that such a look may take, and draws of q at most.
 _SCALES, _OF_LOOK, _MOST_WEIGHED = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384
 #: Of these, the heaviest ones from which log p is climbed; degrees of freedom that make a Gaussian of a Student t.
 _N_CLIMBS, _GAUSSIAN = 4, 1e6
-#: Draws at least if these take much memory.
-_FEWEST = 256
 #: How often log m is evaluated at globals, in the mean: by more nodes, or about better centres.
 _AGAIN = 1.5
 #: And as many times where tails are heavy, whose centres take more corrections.
@@ -44,20 +41,14 @@ _OF_HEAVY = 1.9
 _OF_MANY = 8.0
 #: Rows that moments of a local coordinate take as long as, for each two levels.
 _ROWS_OF_LOCAL = 5
-#: Draws of the prior from where other modes of trees are looked for.
-_N_PLACES = 32
 
 
 def forest_of(density: ModelDensity) -> Forest:
     """Return the globals and trees of a model."""
     if density.has_minibatch:
         raise Unavailable(Reason.IN_PART, "the model reads pm.Minibatch data")
-    try:
-        where = tuple(v.where for v in density.layout.variables)
-        pattern = None if density.n_directions is None else density.structural_pattern
-        forest = find_forest(pattern, density.n_dim, where)
-    except NoForest as reason:
-        raise Unavailable(reason.code, reason.sentence) from None
+    pattern = None if density.n_directions is None else density.structural_pattern
+    forest = find_forest(pattern, density.n_dim, tuple(v.where for v in density.layout.variables))
     most = _MOST_OF_REGRESSION if forest.n_globals > MOST_PLAIN and _is_regression(density) else MOST_PLAIN
     if not forest.n_local and forest.n_globals > most:
         has_none = "the model has no independent blocks"
@@ -88,13 +79,10 @@ def _is_regression(density: ModelDensity) -> bool:
     return True
 
 
-def is_nearly_even(density: ModelDensity, q: GaussianState) -> bool:
-    """Tell whether no expectation under a Gaussian fit is far off, by its importance weights."""
-    return is_even(density, q, _NEARLY_EVEN)
-
-
 def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> bool:
     """Tell whether the importance weights of a Gaussian fit are nearly equal, so that it is the posterior.
+
+    With a larger limit: whether no expectation under it is far off.
 
     Draws of q alone know nothing of what it misses: others, from narrower and wider ones, are not to find more mass,
     but for what they find of q itself.
@@ -111,7 +99,7 @@ def is_even(density: ModelDensity, q: GaussianState, most: float = _EVEN) -> boo
     each = [q.log_density(mean + (theta - mean) / s) - q.n_dim * np.log(s) for s in _SCALES]
     log_mixture = logsumexp(each, axis=0)
     mass = logsumexp(log_p - log_mixture) - log_ratio.mean() - logsumexp(each[0] - log_mixture)
-    return bool(mass < _MOST_FARTHER)
+    return bool(mass < SLIGHT)
 
 
 def _look(density: ModelDensity, q: GaussianState) -> Array:
@@ -177,8 +165,6 @@ def exact_posterior(
             [*(divided.forward(other.mean()[at][None])[0] for other in others), *heaviest], look,
             is_at_mode=not of_other_data, gaussian=q, modes=tuple(others),
         )  # fmt: skip
-    except Hopeless as reason:
-        raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
         raise Unavailable(Reason.SINGULAR, "a covariance of the global parameters is singular") from None
 
@@ -209,7 +195,7 @@ def integrated(
     else:
         inside = TreeInside(quadrature, divided)
         expect(_OF_HEAVY * n_values(p, each) * len(quadrature.rule.nodes))
-        most = min(most, max(_FEWEST, HELD // (forest.n_local * (2 + forest.n_levels))))
+        most = min(most, max(_N_WEIGHED, HELD // (forest.n_local * (2 + forest.n_levels))))
     sampler = Sampler(
         inside, start, np.sqrt(np.diag(cov)), seed,
         wanted=wanted, most=most, n_draws=1, is_cheap=each < CHEAP, cov=cov, is_at_mode=is_at_mode, others=others,
@@ -244,7 +230,7 @@ def _quadrature(
         raise Unavailable(Reason.NOT_SPLIT, reason.sentence) from None
     is_concave, places = not rows_not_concave(density)[forest.locals_].any(), np.empty((0, forest.n_local))
     if not is_concave and forest.n_levels > 1:
-        prior = density.prior_draws(_N_PLACES, _SEED)[:, forest.locals_]
+        prior = density.prior_draws(2 * N_COMPARED, _SEED)[:, forest.locals_]
         places = np.concatenate([*(other.mean()[None, forest.locals_] for other in others), prior])
     mean, sd, first = q.mean(), q.sd(), Centres.empty(1, forest)
     first.mean[:] = mean[forest.locals_]

@@ -17,11 +17,11 @@ import numpy as np
 
 from scipy.special import expit
 
+from pymc_ngvi.core.linalg import SMALL
 from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools
 from pymc_ngvi.marginal.pooled import evenly_picked
-from pymc_ngvi.marginal.proposals import tempered
 from pymc_ngvi.marginal.quadrature import (
     WIDE,
     BatchPlan,
@@ -37,7 +37,7 @@ from pymc_ngvi.marginal.quadrature import (
     integrate,
     references,
 )
-from pymc_ngvi.marginal.sampler import Pairs, Ratios, normalised_weights
+from pymc_ngvi.marginal.sampler import FLATTENED, Pairs, Ratios, normalised_weights
 
 #: Corrections of centres before a value counts as lost.
 _MOST_CORRECTIONS = 8
@@ -49,8 +49,6 @@ N_COMPARED = 16
 _END = 0.01
 #: Where other modes are looked for if there is one; standard deviations, of both, by which modes of a tree are apart.
 _NOWHERE, _APART = np.empty((0, 0)), 2.0
-#: Part of a slope that may be rounding.
-_ROUNDING = 1e-6
 #: How often what is lost is begun again, from the nearest globals where centres were found by then.
 _TURNS = 2
 
@@ -219,7 +217,7 @@ class TreeIntegral:
         with np.errstate(all="ignore"):
             for near in (points[np.arange(i, i + 1)] for i in range(len(points.g))):
                 slopes = np.diff(self.terms.terms(near.g, near.centres.at(line))[1][0], axis=0) / np.diff(line, axis=0)
-                if (np.diff(slopes, axis=0) > _ROUNDING * np.abs(slopes[1:])).any():
+                if (np.diff(slopes, axis=0) > SMALL * np.abs(slopes[1:])).any():
                     return True
         return False
 
@@ -247,7 +245,7 @@ class TreeInside:
         points = self._at(y)
         if not self._is_settled and np.isfinite(points.log_estimate).any():
             self._is_settled = True
-            weights = normalised_weights(tempered(points.log_estimate, 0.5 * len(y)))
+            weights = normalised_weights(FLATTENED * points.log_estimate)
             if not self._integral.settles(points, weights):  # more draws will not change that
                 return self._at(y)
         return points

@@ -53,10 +53,6 @@ class DataParts:
         same = self.out.shape == self.scored.shape and (self.part == np.arange(len(self.part))).all()
         return bool(same) and (self.out != self.scored).nnz == 0
 
-    def rows_out(self, part: int) -> Indices:
-        """Return the rows that a part leaves out."""
-        return rows_of_set(self.out, part)
-
     def only(self, part: int) -> "DataParts":
         """Return one of the parts, with its scores."""
         which = np.flatnonzero(self.part == part)
@@ -144,7 +140,7 @@ def draws_without_rows(trees: IntegratedTrees, n: int, rng: np.random.Generator)
     theta[:, forest.globals_] = pool.g[rows]
     for part in _parts(len(rows), forest.n_local * forest.n_levels):
         g = pool.g[rows[part]]
-        z = of_draws.standard_quantile(_evenly(len(g), forest.n_local, rng))
+        z = of_draws.quantile(_evenly(len(g), forest.n_local, rng))
         theta[part, forest.locals_] = trees.centres(g).at_own(z[:, None], forest)[:, 0]
     return Draws(theta, pool.log_ratio[rows], rows, pool.part[rows])
 
@@ -152,11 +148,6 @@ def draws_without_rows(trees: IntegratedTrees, n: int, rng: np.random.Generator)
 def with_trees(state: object) -> IntegratedTrees | None:
     """Return a posterior whose trees were integrated out; None for any other."""
     return state if isinstance(state, IntegratedTrees) and state.forest.n_local else None
-
-
-def with_new_rows(theta: Array, trees: IntegratedTrees, row_logp: RowLogp) -> WithNewRows:
-    """Return what new rows make of draws of an exact posterior."""
-    return beside(theta, trees.centres, trees.forest, row_logp, trees.skew)
 
 
 def integrated_again(theta: Array, trees: IntegratedTrees, row_logp: RowLogp, *, has_rows: bool) -> Array:
@@ -173,11 +164,6 @@ def integrated_again(theta: Array, trees: IntegratedTrees, row_logp: RowLogp, *,
     after.rule = before.rule = rules[min(_FINE, len(rules) - 1)]
     log_ratio: Array = after.at(g).log_estimate - before.at(g).log_estimate
     return log_ratio
-
-
-def skewness_of(trees: IntegratedTrees) -> float:
-    """Return the largest skewness of any local coordinate given the globals, as far as it is known."""
-    return float(np.abs(trees.skew).max(initial=0.0))
 
 
 def beside(
@@ -245,13 +231,9 @@ class _TermsOfRows:
         """Return the conditional moments of the trees without the new rows."""
         return self.centres(g).of(self.places, self.trees.n_levels)
 
-    def chunk(self, n_nodes: int) -> int:
-        """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
-        return max(1, AT_ONCE // (n_nodes * self.width))
-
     def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate the terms: all at once."""
-        return whole(self, forest, n_nodes)
+        return whole(self, forest, max(1, AT_ONCE // (n_nodes * self.width)))
 
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
@@ -268,7 +250,7 @@ class _TermsOfRows:
             return of_globals + first, of_locals + second
         before = self.before(g)
         z = standardised(local, Centres(before.mean[:, None], before.factor[:, None]), trees)
-        of_locals = of_locals + self.shape.standard_log_density(z) - np.log(before.own(trees))[:, None]
+        of_locals = of_locals + self.shape.log_density(z) - np.log(before.own(trees))[:, None]
         return of_globals, of_locals
 
 
@@ -409,7 +391,7 @@ class IntegratedAgain:
         full = self._of_blocks(theta, np.empty(0, dtype=np.intp))
         kept: dict[int, Array] = {}
         for sets in work.by_pass:
-            less = self._of_blocks(theta, np.concatenate([parts.rows_out(i) for i in sets]))
+            less = self._of_blocks(theta, np.concatenate([rows_of_set(parts.out, i) for i in sets]))
             for i in sets:
                 blocks = work.blocks[i]
                 kept[i] = less[:, blocks]
@@ -455,7 +437,9 @@ class _Work:
     def still_out(self, parts: DataParts, score: int, rows_of_block: sparse.csr_array) -> Indices:
         """Return the rows of the blocks of a score that are left out while it is predicted."""
         touched = [rows_of_set(rows_of_block, int(block)) for block in self.blocks_of_score[score]]
-        out = np.intersect1d(parts.rows_out(int(parts.part[score])), np.concatenate([np.empty(0, np.intp), *touched]))
+        out = np.intersect1d(
+            rows_of_set(parts.out, int(parts.part[score])), np.concatenate([np.empty(0, np.intp), *touched])
+        )
         return np.setdiff1d(out, rows_of_set(parts.scored, score))
 
 

@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from pymc_ngvi.core.linalg import SMALL
+from pymc_ngvi.core.sizes import AT_ONCE
 from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.expectations import RowTerms
 from pymc_ngvi.density.shards import ShardedDensity
-from pymc_ngvi.marginal.quadrature import BatchPlan, Forest, SomeBlocks, TermsByRows, sub_forest
+from pymc_ngvi.marginal.quadrature import BatchPlan, Forest, TermsByRows, sub_forest, whole
 
 # --- terms of log p whose rows are in shards: those of the prior here, those of the data where these are, added up ---
 
-#: Numbers that are sent at a time, and draws at least.
-_SENT, _FEWEST = 2**23, 1
+#: Numbers that are sent at a time.
+_SENT = 2 * AT_ONCE
 
 
 class TermsInShards:
@@ -31,15 +33,9 @@ class TermsInShards:
         self._shards, self._forest = density.shards, forest
         self._places: list[Indices] = self._shards.ask(methodcaller("of_likelihood", _places, forest))
 
-    def chunk(self, n_nodes: int) -> int:
-        """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
-        return max(_FEWEST, _SENT // (n_nodes * self._forest.n_local))
-
-    def plan(self, n_draws: int, n_nodes: int) -> BatchPlan:
+    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate terms at so many draws, and nodes each: all shards at once."""
-        return BatchPlan(
-            min(self.chunk(n_nodes), n_draws), [SomeBlocks(self._forest, slice(None), slice(None), self.terms)]
-        )
+        return whole(self, forest, min(max(1, _SENT // (n_nodes * forest.n_local)), n_draws))
 
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
@@ -85,9 +81,6 @@ def _by_rows(likelihood: LogDensity, whole: Forest | None) -> TermsByRows:
 
 # log p of the model and of the data that were fitted, as a whole and in terms, whatever the model's data are now.
 
-#: Relative change of log p at a point that is no rounding error.
-_RTOL = 1e-6
-
 
 class FittedDensity:
     """What an exact posterior evaluates of a model, for as long as it is there.
@@ -117,10 +110,6 @@ class FittedDensity:
             self._check()
             return self._density.logp(theta)
 
-    def chunk(self, n_nodes: int) -> int:
-        """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
-        return self.split().chunk(n_nodes)
-
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
         split = self.split()
@@ -129,7 +118,7 @@ class FittedDensity:
 
     def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate the terms by parts."""
-        return self.split().plan(n_draws, n_nodes)
+        return self.split().plan(forest, n_draws, n_nodes)
 
     def split(self) -> TermsByRows | TermsInShards:
         """Return the terms, those of rows."""
@@ -154,7 +143,7 @@ class FittedDensity:
             return
         now, then = self._now(), self._log_p
         assert then is not None
-        if not np.isclose(now, then, rtol=_RTOL, atol=_RTOL, equal_nan=True):
+        if not np.isclose(now, then, rtol=SMALL, atol=SMALL, equal_nan=True):
             raise ValueError(
                 f"No draws can be made on this model: at the mean of the Gaussian fit its log p is {now:.8g}, and that "
                 f"of the model which was fitted {then:.8g}. The priors, or data that are no pm.Data, differ: fit again."

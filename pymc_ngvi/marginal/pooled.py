@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from pymc_ngvi.core.draws import N_REPLICATES
 from pymc_ngvi.core.importance import (
     MIN_KHAT_DRAWS,
     UNKNOWN,
@@ -21,7 +22,7 @@ from pymc_ngvi.core.importance import (
     weigh,
 )
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.sizes import HELD
+from pymc_ngvi.core.sizes import ENOUGH, HELD, TAIL
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.core.verdict import Condition, PoolVerdict, few_draws
@@ -31,9 +32,9 @@ from pymc_ngvi.density import ModelDensity
 
 #: k-hat of the weights of a pool at most, but for its standard error.
 MOST_KHAT = 0.5
-#: Effective size at least of the draws in a tail with 5 % of the mass, as a part of all: equal weights have 0.05, six
-#: fits of a walk whose scale had a limit 0.3 sd off 0.0025 to 0.0165.
-LEAST_TAIL, _OF_TAIL = 0.02, 0.05
+#: Effective size at least of the draws in a tail, as a part of all: equal weights have 0.05, six fits
+#: of a walk whose scale had a limit 0.3 sd off 0.0025 to 0.0165.
+LEAST_TAIL = 0.02
 #: The largest of weights that are nearly even, over their mean.
 _MOST_EVEN = 3.0
 #: Neighbours that are not ordered any more.
@@ -93,14 +94,14 @@ def tail_size(g: Array, weights: Array) -> float:
     of_draws = weights[np.argsort(g, axis=0)]
     sizes = []
     for w in (of_draws, of_draws[::-1]):
-        beyond = np.where(np.cumsum(w, axis=0) - w < _OF_TAIL, w, 0.0)
+        beyond = np.where(np.cumsum(w, axis=0) - w < TAIL, w, 0.0)
         sizes.append(beyond.sum(axis=0) ** 2 / (beyond**2).sum(axis=0))
     return float(np.min(sizes))
 
 
 #: Interleaved parts of the draws of the globals, whose spread is the error of the normalising constant; and of draws of
 #: equal weight.
-N_PARTS = 8
+N_PARTS = N_REPLICATES
 
 
 @stored("exact.pool")
@@ -455,8 +456,6 @@ def effective_size_of(weights: Array) -> float:
 
 # --- weighted draws of all coordinates ---
 
-#: Effective draws below which the error of a mean, 1 / sqrt(n) of its standard deviation, is above 0.05.
-FEWEST = 400
 #: The value of `FitRecord.kind`.
 WEIGHTED = "weighted"
 
@@ -500,7 +499,7 @@ class WeightChecks(PoolVerdict):
         said = f"Pareto k-hat is {self.khat:.2f}, above {limit:.2g}, so that few draws decide"
         return [
             Condition("k-hat", self.khat, limit, said, is_excused=self.weights_help),
-            *few_draws("effective size", self.effective_size, FEWEST, "the effective sample size"),
+            *few_draws("effective size", self.effective_size, ENOUGH, "the effective sample size"),
             *(Condition("doubts", math.inf, 0.0, clause) for clause in self.doubts),
         ]
 

@@ -9,8 +9,7 @@ import numpy as np
 from scipy.special import gammaln, stdtrit
 
 from pymc_ngvi.core.draws import END, sobol_points
-from pymc_ngvi.core.importance import effective_size
-from pymc_ngvi.core.linalg import TINY, logsumexp, solve_lower
+from pymc_ngvi.core.linalg import SMALL, TINY, logsumexp, solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Indices
 
@@ -112,16 +111,17 @@ def squares(factors: Array, means: Array, x: Array) -> Array:
 
 #: Where margins are looked for, in standardised coordinates: locations, log scales and skewness; and log tails.
 _BOUNDS = (*[(-4.0, 4.0)] * 3, (float(np.log(0.5)), 0.3))
-#: Where they shrink to with few draws: the mean of log tails, where log scales begin, too; their sd, and that of
-#: skewness.
-_TAIL, _OF_TAIL, _OF_SKEWNESS = -0.25, 0.25, 1.0
+#: Where they shrink to with few draws: log tails, by so many nats below a normal, give or take as much, where log
+#: scales begin, too; skewness to 0, give or take 1.
+_OF_TAIL = 0.25
+_TAIL = -_OF_TAIL
 #: Points of a profile, in standard deviations, and of what is interpolated between them; draws that it counts for.
 _HALF = np.array([1.0, 2.0, 3.0, 5.0, 8.0, 12.0])
 PROFILE = np.concatenate([-_HALF[::-1], [0.0], _HALF])
 _N_FINE, _OF_PROFILE = 193, 1_000.0
-#: Lightest tail, as a number; by how much tails are made heavier than they are found, all of them together as much as
+#: By how much tails are made heavier than they are found, up to those of a normal; all of them together as much as
 #: those of so many coordinates.
-_LIGHTEST, _HEAVIER, _FEW = 1.0, 0.95, 4.0
+_HEAVIER, FEW = 0.95, 4.0
 #: Steps to the most likely margins; arguments of hyperbolic functions, and nats that a profile falls, at most.
 _STEPS, _FARTHEST = 60, 30.0
 
@@ -194,7 +194,7 @@ class Margins:
             bounds=[bound for bound in _BOUNDS for _ in range(p)],
             options={"maxiter": _STEPS},
         ).x.reshape(-1, p)
-        tail = _HEAVIER ** min(1.0, _FEW / p) * np.minimum(np.exp(found[3]), _LIGHTEST)
+        tail = _HEAVIER ** min(1.0, FEW / p) * np.minimum(np.exp(found[3]), 1.0)
         return cls(mean + sd * found[0], sd * np.exp(found[1]), found[2], tail, np.zeros(p), np.eye(p))
 
     @property
@@ -247,11 +247,11 @@ def _lack(packed: Array, g: Array, weights: Array, size: float) -> tuple[float, 
     by_a = u * slope - u / slope
     by_h = by_a * tail / np.sqrt(1.0 + h**2) + h / (1.0 + h**2)
     to_tail = (log_tail - _TAIL) / _OF_TAIL
-    lack += (0.5 * (skewness / _OF_SKEWNESS) ** 2 + 0.5 * to_tail**2) / size
+    lack += (0.5 * skewness**2 + 0.5 * to_tail**2) / size
     gradient = np.stack([
         -(weights * by_h).sum(axis=0) / scale,
         1.0 - (weights * by_h * h).sum(axis=0),
-        -(weights * by_a).sum(axis=0) + skewness / _OF_SKEWNESS**2 / size,
+        -(weights * by_a).sum(axis=0) + skewness / size,
         (weights * by_a * tail * arc).sum(axis=0) - 1.0 + to_tail / _OF_TAIL / size,
     ])  # fmt: skip
     return float(lack.sum()), gradient.ravel()
@@ -307,14 +307,6 @@ def _few(weights: Array, n: int) -> tuple[Indices, Array]:
 def mixture_of(means: Array, factors: Array, df: float) -> StudentMixture:
     """Return components of the same shares."""
     return StudentMixture(np.full(len(means), 1.0 / len(means)), means, factors, df)
-
-
-def tempered(log_weights: Array, least: float) -> Array:
-    """Return weights to a power, at most 1, with which the effective size is ``least``, as far as that can be had."""
-    power = 1.0
-    while effective_size(power * log_weights) < least and power > 0.05:
-        power *= 0.8
-    return power * log_weights
 
 
 def best_proposal(
@@ -388,7 +380,7 @@ def _shrunk_moments(y: Array, w: Array) -> tuple[Array, Array]:
     values, vectors = np.linalg.eigh(cov)
     edge = np.sqrt(p / size)
     outside = (values > (1.0 + edge) ** 2) | (values < max(0.0, 1.0 - edge) ** 2)
-    cov = (vectors * np.where(outside, np.maximum(values, 1e-6), 1.0)) @ vectors.T
+    cov = (vectors * np.where(outside, np.maximum(values, SMALL), 1.0)) @ vectors.T
     return mean * (mean @ mean) / (mean @ mean + p / size), cov
 
 

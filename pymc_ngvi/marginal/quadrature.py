@@ -14,9 +14,10 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
-from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import Reason, Refused
+from pymc_ngvi.core.linalg import SMALL, logsumexp
+from pymc_ngvi.core.messages import Reason, Unavailable
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.density.expectations import RowTerms
@@ -38,14 +39,10 @@ from pymc_ngvi.families.sparse import by_degree, by_independence, dissected
 MOST_GLOBALS, MOST_LEVELS = 100, 5
 #: Globals up to which a model without local coordinates is sampled: of those with 16 and 18, sds were 9 and 17 % off.
 MOST_PLAIN = 15
-#: Coordinates up to which a few blocks are not worth the quadrature, and how many blocks are.
-_SMALL, _FEW = 15, 3
+#: Blocks from which on few coordinates are worth the quadrature: those that can all be sampled.
+_FEW = 3
 #: Nodes in each level that costs are compared by.
 _NODES = 3.0
-
-
-class NoForest(Refused):
-    """The coordinates do not fall into small blocks beside few globals; the sentence says which limit it is."""
 
 
 @stored("exact.forest")
@@ -134,11 +131,11 @@ def find_forest(pattern: Pattern | None, n_dim: int, variables: tuple[slice, ...
         n_globals = int(np.sum(label < 0))
         if n_globals > MOST_GLOBALS or n_globals == n_dim:
             break
-        if not n_globals or (n_dim <= _SMALL and label.max() < _FEW):
+        if not n_globals or (n_dim <= MOST_PLAIN and label.max() < _FEW):
             continue
         try:
             forest = _grown(graph, label)
-        except NoForest as reason:
+        except Unavailable as reason:
             reasons.append((n_globals, reason.sentence))
         else:
             # The evaluations of all local terms that the posterior takes, to a factor: importance sampling is the less
@@ -149,7 +146,7 @@ def find_forest(pattern: Pattern | None, n_dim: int, variables: tuple[slice, ...
     if n_dim <= MOST_GLOBALS:
         return _only_globals(n_dim)
     fewest = min((n for v in labels.values() if (n := int(np.sum(v < 0)))), default=n_dim)
-    raise NoForest(Reason.NO_FOREST, reasons[-1][1] if reasons else _too_many(fewest, n_dim))
+    raise Unavailable(Reason.NO_FOREST, reasons[-1][1] if reasons else _too_many(fewest, n_dim))
 
 
 def _by_size(graph: sparse.csr_array, variables: Sequence[slice]) -> Iterator[Indices]:
@@ -166,7 +163,7 @@ def _by_size(graph: sparse.csr_array, variables: Sequence[slice]) -> Iterator[In
 
 def _only_globals(n_dim: int) -> Forest:
     if n_dim > MOST_GLOBALS:
-        raise NoForest(Reason.NO_FOREST, _too_many(n_dim, n_dim))
+        raise Unavailable(Reason.NO_FOREST, _too_many(n_dim, n_dim))
     none = np.empty(0, dtype=np.intp)
     return Forest(np.arange(n_dim), none, none, none)
 
@@ -177,7 +174,7 @@ def _too_many(n_globals: int, n_dim: int) -> str:
 
 
 def _grown(graph: sparse.csr_array, labels: Indices) -> Forest:
-    """Return the forest beside these globals (negative labels); raise NoForest where it is too deep or wide."""
+    """Return the forest beside these globals (negative labels); raise Unavailable where it is too deep or wide."""
     inside = np.flatnonzero(labels >= 0)
     widest = int(np.bincount(labels[inside]).max())
     n = len(inside)
@@ -193,7 +190,7 @@ def _grown(graph: sparse.csr_array, labels: Indices) -> Forest:
         above[left] = left[roots][component]
         left = np.delete(left, roots)
     said = f"blocks of up to {widest:,} coordinates have no tree of at most {MOST_LEVELS} levels"
-    raise NoForest(Reason.NO_FOREST, said)
+    raise Unavailable(Reason.NO_FOREST, said)
 
 
 def _roots(links: sparse.csr_array, component: Indices) -> Indices:
@@ -245,16 +242,6 @@ class PathRule:
     n_levels: int
 
     @property
-    def line(self) -> Array:
-        """Nodes of one coordinate, (n_nodes,)."""
-        return _line(self.n_nodes)[0]
-
-    @property
-    def log_weight(self) -> Array:
-        """Log weights of one coordinate, (n_nodes,): of few, those of Gauss and Hermite over the standard normal."""
-        return _line(self.n_nodes)[1]
-
-    @property
     def nodes(self) -> Array:
         """All nodes, (n_nodes ** n_levels, n_levels); the coordinate of the root changes slowest."""
         return _products(self.n_nodes, self.n_levels)
@@ -268,7 +255,8 @@ class PathRule:
     def limits(self) -> tuple[float, float, float]:
         """How far the mean of z may be from 0, and in which interval its variance has to lie."""
         far = min(self.n_nodes - 1, 6) / 8.0
-        return far, 1.0 / (1.0 + 1.4 * far), 1.0 + 1.4 * far
+        most = 1.0 + 1.4 * far
+        return far, 1.0 / most, most
 
     @property
     def sure(self) -> "PathRule":
@@ -291,6 +279,7 @@ def _powers(n_nodes: int, n_levels: int) -> Array:
 
 @functools.cache
 def _line(n_nodes: int) -> tuple[Array, Array]:
+    """Return nodes of one coordinate, and log weights: of few, those of Gauss and Hermite over the standard normal."""
     if n_nodes >= WIDE:
         t, step = np.linspace(-np.arcsinh(_REACH), np.arcsinh(_REACH), n_nodes, retstep=True)
         return np.sinh(t), np.log(step * np.cosh(t))
@@ -307,10 +296,8 @@ def references(n_levels: int) -> list[PathRule]:
 # --- the terms of log p by parts: some blocks at a time, at many draws of the globals, so that all stays in cache ---
 
 
-#: Values of rows in a temporary; draws at a time, and draws times nodes.
-_CACHED, _MOST_DRAWS, _MOST_POINTS = 2**18, 256, 2**12
-#: Draws at a time where all terms are asked for, at least, and numbers that are held then.
-_FEWEST_DRAWS, _HELD = 32, 2**21
+#: Draws at a time, and draws times nodes.
+_MOST_DRAWS, _MOST_POINTS = 256, 2**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,9 +327,6 @@ class BatchPlan:
 class TermsOfBlocks(Protocol):
     """The terms of log p; see `pymc_ngvi.marginal.on_model.FittedDensity`."""
 
-    def chunk(self, n_nodes: int) -> int:
-        """Return how many draws to evaluate at once."""
-
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals and those of local coordinates."""
 
@@ -350,9 +334,9 @@ class TermsOfBlocks(Protocol):
         """Return how to evaluate them by parts."""
 
 
-def whole(terms: TermsOfBlocks, forest: Forest, n_nodes: int) -> BatchPlan:
-    """Return the plan of a single part."""
-    return BatchPlan(terms.chunk(n_nodes), [SomeBlocks(forest, slice(None), slice(None), terms.terms)])
+def whole(terms: TermsOfBlocks, forest: Forest, size: int) -> BatchPlan:
+    """Return the plan of a single part, at so many draws at a time."""
+    return BatchPlan(size, [SomeBlocks(forest, slice(None), slice(None), terms.terms)])
 
 
 class TermsByRows:
@@ -364,15 +348,11 @@ class TermsByRows:
         self._order = np.argsort(forest.block, kind="stable")
         self._starts = np.searchsorted(forest.block[self._order], np.arange(forest.n_blocks + 1))
 
-    def chunk(self, n_nodes: int) -> int:
-        """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
-        return max(_FEWEST_DRAWS, _HELD // (n_nodes * self._forest.n_local))
-
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
         n, n_nodes, n_local = local.shape
         of_globals, of_locals = np.zeros(n), np.empty((n_local, n_nodes, n)).transpose(2, 1, 0)
-        plan = self.plan(n, n_nodes)
+        plan = self.plan(self._forest, n, n_nodes)
         for start in range(0, n, plan.size):
             rows = slice(start, start + plan.size)
             for part in plan.parts:
@@ -381,10 +361,10 @@ class TermsByRows:
                 of_locals[rows, :, part.places] = second
         return of_globals, of_locals
 
-    def plan(self, n_draws: int, n_nodes: int) -> BatchPlan:
+    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate terms at so many draws, and nodes each."""
         size = min(n_draws, _MOST_DRAWS, max(1, _MOST_POINTS // n_nodes))
-        n_rows = max(1, _CACHED // (max(size, 1) * n_nodes)).bit_length()
+        n_rows = max(1, 2 * CACHED // (max(size, 1) * n_nodes)).bit_length()
         if n_rows not in self._plans:
             self._plans[n_rows] = self._parts(2 ** (n_rows - 1))
         return BatchPlan(size, self._plans[n_rows])
@@ -608,8 +588,6 @@ def _diagonal(widths: Array, level: int) -> Array:
 
 # --- messages from the leaves to the roots, weights back ---
 
-#: Standardised variances are at least this where they divide.
-_LEAST_VARIANCE = 1e-6
 #: Width of a parabola at most, its step where it is not bent, and the farthest step, in standardised units.
 _WIDEST, _STEP, _LONGEST = 5.0, 3.0, 1e6
 
@@ -669,7 +647,7 @@ def integral_of(part: SomeBlocks, rule: PathRule, g: Array, near: Centres, *, mo
     of_globals, of_locals = part.terms(g, near.at(rule.nodes))
     with np.errstate(all="ignore"):
         values = np.where(np.isfinite(of_locals), of_locals, -np.inf)
-        tables, messages = upwards(forest, rule.n_nodes, values, rule.log_weight[None, :, None])
+        tables, messages = upwards(forest, rule.n_nodes, values, _line(rule.n_nodes)[1][None, :, None])
         of_blocks = messages[0][:, 0] + by_root(forest, np.log(near.own(forest)))
         shape = _moments(forest, rule, tables, messages) if moments else Shape.empty(0, forest)
     return Integral(of_globals, of_blocks, shape)
@@ -731,13 +709,13 @@ def _moments(forest: Forest, rule: PathRule, tables: list[Array], messages: list
         second = moments[level + 1 : -1].reshape(level + 1, level + 1, n, len(at)) - first[:, None] * first
         to = slice(None) if forest.n_levels == 1 else at  # quicker than by number
         cov[:, to, : level + 1, : level + 1] = second.transpose(2, 3, 0, 1)
-        m, v = first[level], np.maximum(second[level, level], _LEAST_VARIANCE)
+        m, v = first[level], np.maximum(second[level, level], SMALL)
         third = moments[-1] - m * (3.0 * v + m**2)
         mean[:, to], skew[:, to] = m, third / (v * np.sqrt(v))
         draws, places = np.nonzero(far_off(m, second[level, level]))
         if len(draws):
             table = tables[level][draws, :, :, places]
-            peak, width = _parabola(rule, table, weights.reshape(n, -1, rule.n_nodes, len(at))[draws, :, :, places])
+            peak, width = _parabola(table, weights.reshape(n, -1, rule.n_nodes, len(at))[draws, :, :, places])
             if rule.n_nodes >= WIDE:  # which are near to any mass: a parabola would be about one mode
                 is_known = v[draws, places] >= LEAST
                 peak, width = (np.where(is_known, x[draws, places], y) for x, y in ((m, peak), (np.sqrt(v), width)))
@@ -746,7 +724,7 @@ def _moments(forest: Forest, rule: PathRule, tables: list[Array], messages: list
     return shape
 
 
-def _parabola(rule: PathRule, table: Array, weights: Array) -> tuple[Array, Array]:
+def _parabola(table: Array, weights: Array) -> tuple[Array, Array]:
     """Return top and width of a parabola through the largest value and its neighbours, (m,) each, from (m, n_above, k).
 
     At the most likely nodes of the coordinates above. For a Gaussian it is exact, however far off the nodes are.
@@ -754,12 +732,12 @@ def _parabola(rule: PathRule, table: Array, weights: Array) -> tuple[Array, Arra
     m, _, k = table.shape
     if k < 3:
         return np.zeros(m), np.ones(m)
-    each = np.arange(m)
-    values = table[each, weights.sum(axis=2).argmax(axis=1)] - rule.log_weight
+    each, (line, log_weight) = np.arange(m), _line(k)
+    values = table[each, weights.sum(axis=2).argmax(axis=1)] - log_weight
     values = np.where(np.isfinite(values), values, -1e300)
     middle = np.clip(values.argmax(axis=1), 1, k - 2)
     y0, y1, y2 = (values[each, middle + i] for i in (-1, 0, 1))
-    x0, x1, x2 = (rule.line[middle + i] for i in (-1, 0, 1))
+    x0, x1, x2 = (line[middle + i] for i in (-1, 0, 1))
     left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
     curvature = -2.0 * (right - left) / (x2 - x0)
     slope = (left * (x2 - x1) + right * (x1 - x0)) / (x2 - x0)

@@ -19,9 +19,11 @@ from typing import NamedTuple, Protocol, Self, cast
 import numpy as np
 
 from pymc_ngvi.core.batch import Batch
+from pymc_ngvi.core.importance import MOST_KHAT as HEAVIEST
 from pymc_ngvi.core.importance import effective_size
-from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import Reason, Refused
+from pymc_ngvi.core.linalg import ROUNDING, logsumexp
+from pymc_ngvi.core.messages import Reason, Unavailable
+from pymc_ngvi.core.sizes import ENOUGH, N_PREDICTED, SLIGHT
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.marginal.pooled import (
@@ -34,6 +36,7 @@ from pymc_ngvi.marginal.pooled import (
 )
 from pymc_ngvi.marginal.pooled import normalised_weights as normalised_weights
 from pymc_ngvi.marginal.proposals import (
+    FEW,
     LEAST_DF,
     PROFILE,
     Margins,
@@ -42,8 +45,8 @@ from pymc_ngvi.marginal.proposals import (
     best_proposal,
     mixture_of,
     profile_lines,
-    tempered,
 )
+from pymc_ngvi.marginal.quadrature import MOST_PLAIN
 
 # --- coordinates without funnels: those whose scale another one is the logarithm of are divided by it ---
 #
@@ -255,7 +258,7 @@ def profiles(function: Function, points: Array, values: Array, cov: Array, least
 def _updated(inverse: Array, step: Array, change: Array) -> Array:
     """Return inverses of minus the second derivatives after steps on which gradients fell by ``change``."""
     along = np.einsum("ki,ki->k", step, change)
-    is_bent = along > 1e-10 * np.linalg.norm(step, axis=1) * np.linalg.norm(change, axis=1)
+    is_bent = along > ROUNDING * np.linalg.norm(step, axis=1) * np.linalg.norm(change, axis=1)
     safe = np.where(is_bent, along, 1.0)[:, None, None]
     left = np.eye(step.shape[1]) - step[:, :, None] * change[:, None] / safe
     new = left @ inverse @ np.swapaxes(left, 1, 2) + step[:, :, None] * step[:, None] / safe
@@ -264,48 +267,48 @@ def _updated(inverse: Array, step: Array, change: Array) -> Array:
 
 # --- rounds of a sampler ---
 
-#: Effective size that is asked of values with one coordinate, twice as much with each more, and at most; by how much
+#: Effective size that is asked of values with one coordinate, twice as much with each more, up to `ENOUGH`; by how much
 #: more is looked for, and how many values there are at most. Of Gaussians in 200 runs each, errors of means and sds are
 #: 0.002 and 0.007 with one coordinate, 0.01 with two and three, 0.01 to 0.014 with four to six; of limits of 5.5 %,
 #: 0.05, 0.08 and 0.07 sd. Independent draws have two to five times as much.
-_OF_ONE, _MOST_ASKED, _MORE_SIZE, MOST = 75.0, 400.0, 20.0, 16_000
-#: Seconds that values beyond these may take, up to an effective size; seconds of a value that are next to none; part of
-#: the values that is effective, about.
-_SECONDS, _MOST_WANTED, CHEAP, EFFECTIVE = 0.2, 1_000.0, 6e-4, 0.6
+_OF_ONE, _MORE_SIZE, MOST = 75.0, 20.0, 16_000
+#: Seconds that values beyond these may take, up to the size of a sample; seconds of a value that are next to none; part
+#: of the values that is effective, about.
+_SECONDS, CHEAP, EFFECTIVE = 0.2, 6e-4, 0.6
 #: Values of the first round, and for each coordinate; of a round at most; rounds at most, and how often many
-#: coordinates are drawn afresh.
-_FIRST, _FIRST_OF_EACH, _MOST_IN_ROUND, _MOST_ROUNDS, _MOST_AFRESH = 64, 14, 2_048, 12, 3
+#: coordinates are drawn afresh, or profiles looked at.
+FIRST, _FIRST_OF_EACH, _MOST_IN_ROUND, _MOST_ROUNDS, _MOST_AGAIN = 64, 14, 2_048, 12, 3
 #: By how much the first proposal is wider than the curvature at a mode.
 _FIRST_SCALE = 1.15
 #: Part of a round that is drawn from farther out, and with what degrees of freedom: by how much farther at most, and
 #: nats that draws of a Gaussian so wide are farther down, in the mean. The farther one only where values cost next to
 #: nothing: fits take long there.
 _OF_WIDE, _DF_OF_WIDE, _WIDER = 0.12, 5.0, ((2.0, 10.0), (7.0, 40.0))
-#: Relative error of a standard deviation from which on more is drawn in its tail, and of many coordinates; at least, in
-#: that of a Gaussian, and for a tail that counts as thin.
-_MOST_SD_ERROR, _OF_MANY, _THICKER = 0.05, 0.08, 1.25
+#: Relative error of a standard deviation from which on more is drawn in its tail, of many coordinates: of few,
+#: `SLIGHT`; at least, in that of a Gaussian, and for a tail that counts as thin.
+_OF_MANY, _THICKER = 0.08, 1.25
 #: Coordinates up to which an integral is right: of more, a proposal is nearer to the draws that have taught it than it
 #: should be, so that the integral is 0.08 (of 24) to 0.2 (of 40) too small.
-MOST_SURE = 15
+MOST_SURE = MOST_PLAIN
 #: Effective part of a round from which on its proposal is kept while fewer values are effective, for each coordinate;
-#: from which on it is kept in any case, and the next round may have more times as many values as there are. Below the
-#: first, all rounds together are not exact: a walk of which half is sampled, between two sensors, had 0.08, and 6 % of
-#: the mass at a mode with 33 %; fits that are right have 0.15 and more, where there are trees 0.5.
-GOOD, _ENOUGH, _NEAR, _FASTER = 0.1, 20.0, 0.6, 16
-#: Effective values, for each coordinate, that a proposal is fitted to.
-_PER_DIM = 3.0
+#: from `EFFECTIVE` on it is kept in any case, and the next round may have more times as many values as there are.
+#: Below the first, all rounds together are not exact: a walk of which half is sampled, between two sensors, had 0.08,
+#: and 6 % of the mass at a mode with 33 %; fits that are right have 0.15 and more, where there are trees 0.5.
+GOOD, _ENOUGH, _FASTER = 0.1, 20.0, 16
 #: Effective part of a round at least, as far as the size of the next one follows from it; by how much that is larger:
 #: draws from farther out count for little; part of all that it has at least, as a tail that is not known yet may want.
 _LEAST_PART, _MORE, _OF_TAIL = 0.02, 1.15, 0.1
-#: Looks at profiles at most, for weights that are so many nats above their mean; by how much draws there are wider.
-_MOST_LOOKS, _HEAVY, _FAR_SCALE = 3, 2.0, 1.4
+#: Nats above the mean weight from which on draws are made there; by how much these are wider.
+_HEAVY, _FAR_SCALE = 2.0, 1.4
 #: Logarithms of squares at the points of a profile: what a point is worth to a variance.
 _OF_SQUARES = 2.0 * np.log(np.maximum(np.abs(PROFILE), 1.0))
+#: Power of m that values count by before their weights are known.
+FLATTENED = 0.25
 #: Draws at each value at first, and variance of an estimate of log m from which on there are more of them.
 N_DRAWS, _NOISE = 16, 0.12
 #: Variance of log weights given the outside up to which values and draws are weighted together; of one value, from
 #: which on it does not matter how large it is, as a single draw has all the weight.
-MOST_VARIANCE, _OF_ONE_DRAW = 1.5, 100.0
+MOST_VARIANCE, NO_ESTIMATE = 1.5, 100.0
 #: Where values cost little: pairs of points far about the start, how far, how many of the highest are climbed from, and
 #: in how many coordinates at most.
 _STARTS, _WIDE_START, _CLIMBS, _MOST_CLIMBED = 16, 3.0, 2, 10
@@ -317,22 +320,22 @@ _FEW = 8
 _APART, _LOWEST = 3.0, 12.0
 #: Standard deviations from the mode between which a proper density falls faster than 1 / distance.
 _NEAR_END, _FAR_END = 30.0, 1_000.0
-#: k-hat, and by how much values from farther out may move a mean, in its errors; means that move by less than a part
-#: of an sd do not count.
-_HEAVIEST, MOST_MOVED, _SMALL = 0.7, 2.0, 0.05
+#: By how much values from farther out may move a mean, in its errors; those that move by less than `SLIGHT` sds do not
+#: count.
+MOST_MOVED = 2.0
 
 
 def size_asked(n_outside: int) -> float:
     """Return the effective size that is asked of values of so many coordinates."""
-    return min(_OF_ONE * 2.0 ** (n_outside - 1), _MOST_ASKED)
+    return min(_OF_ONE * 2.0 ** (n_outside - 1), ENOUGH)
 
 
 def size_wanted(n_outside: int, seconds_of_value: float = np.inf) -> float:
     """Return the effective size that is looked for: more where values cost little."""
-    return max(size_asked(n_outside) + _MORE_SIZE, min(_SECONDS / seconds_of_value, _MOST_WANTED))
+    return max(size_asked(n_outside) + _MORE_SIZE, min(_SECONDS / seconds_of_value, N_PREDICTED))
 
 
-class Hopeless(Refused):
+class Hopeless(Unavailable):
     """Proposals do not come near to the posterior of the outside; the sentence says so."""
 
 
@@ -413,7 +416,7 @@ class WeightedValues:
         """
         return float(
             normalised_weights(self._log_mean - self.log_density)
-            @ np.minimum(variances_of(self._of_pairs("own_log_ratio")), _OF_ONE_DRAW)
+            @ np.minimum(variances_of(self._of_pairs("own_log_ratio")), NO_ESTIMATE)
         )
 
 
@@ -446,7 +449,7 @@ class OutsideDraws(WeightedValues):
         before = normalised_weights(np.where(self.is_wide, -np.inf, self.log_marginal - self.log_near))
         (mean, sd, error), (new_mean, new_sd, new_error) = (_moments(self.g, w) for w in (before, self.weights))
         change = np.abs(np.concatenate([(new_mean - mean) / new_sd, np.log(new_sd / sd)]))
-        large = change > _SMALL
+        large = change > SLIGHT
         return float((change[large] / np.hypot(error, new_error)[large]).max(initial=0.0))
 
     @cached_property
@@ -464,7 +467,7 @@ class OutsideDraws(WeightedValues):
     @property
     def is_settled(self) -> bool:
         """Tell whether weights show nothing that is missed."""
-        return self.khat < _HEAVIEST and self.moved < MOST_MOVED
+        return self.khat < HEAVIEST and self.moved < MOST_MOVED
 
     @property
     def has_light_tails(self) -> bool:
@@ -511,11 +514,11 @@ class Sampler:
         self._of_modes: StudentMixture | None = None
         self._rng, self._wanted = np.random.default_rng(seed), wanted or size_wanted(len(start))
         self._most, self._n_draws, self._is_cheap = most, n_draws, is_cheap
-        self._df, self._least_size = max(LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
-        least = _MOST_SD_ERROR if len(start) <= MOST_SURE else _OF_MANY
+        self._df = max(LEAST_DF, float(len(start)))
+        least = SLIGHT if len(start) <= MOST_SURE else _OF_MANY
         self._most_sd_error = max(least, _THICKER / np.sqrt(2.0 * self._wanted))
         self._rounds: list[_Round] = []
-        self._n_first = min(_FIRST + _FIRST_OF_EACH * len(start), most)
+        self._n_first = min(FIRST + _FIRST_OF_EACH * len(start), most)
         #: Whether a proposal was fitted to draws.
         self.has_learned = False
         if look is not None:
@@ -526,7 +529,7 @@ class Sampler:
         p = len(self._start)
         proposal, margins = self._first()
         best, n, total = (0.0, proposal), self._n_first, 0
-        n_looks = _MOST_LOOKS if self._is_cheap and 1 < p <= _MOST_CLIMBED else 0
+        n_looks = _MOST_AGAIN if self._is_cheap and 1 < p <= _MOST_CLIMBED else 0
         for _ in range(_MOST_ROUNDS):
             self._draw(proposal, n)
             draws, part = self._pooled(), self.efficiency()
@@ -547,10 +550,10 @@ class Sampler:
                 n_looks = 0
             if total >= self._most or (size >= self._wanted and is_settled and is_taught):
                 break
-            is_near = self._cov is not None and is_light and part > _NEAR
-            most = max(total, _FIRST) * (_FASTER if is_near else 1)
+            is_near = self._cov is not None and is_light and part > EFFECTIVE
+            most = max(total, FIRST) * (_FASTER if is_near else 1)
             n = int(
-                np.clip(self._missing(size, part, total), _FIRST // 2, min(most, self._most - total, _MOST_IN_ROUND))
+                np.clip(self._missing(size, part, total), FIRST // 2, min(most, self._most - total, _MOST_IN_ROUND))
             )
             if proposal is best[1] or part > best[0]:  # more draws of the same one know better how good it is
                 best = part, proposal
@@ -571,14 +574,14 @@ class Sampler:
 
     def afresh(self, draws: OutsideDraws) -> OutsideDraws:
         """Return draws of a proposal that all of those before have taught, and no others; again where that was bad."""
-        for _ in range(_MOST_AFRESH):
+        for _ in range(_MOST_AGAIN):
             proposal, n = self._fitted(draws, self.proposal.margins)[0], self._n_first
             self._rounds, total, size = [], 0, 0.0
             while size < self._wanted and total < self._most:
                 self._draw(proposal, n)
                 draws = self._pooled()
                 total, size = len(draws.has_fit), draws.effective_size
-                n = int(np.clip(self._missing(size, self.efficiency(), total), _FIRST // 2, self._most))
+                n = int(np.clip(self._missing(size, self.efficiency(), total), FIRST // 2, self._most))
             if draws.has_light_tails:
                 break
         return draws
@@ -606,7 +609,7 @@ class Sampler:
             if modes[0] is first:
                 break
         self._refuse_improper(first, values)
-        margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, 4.0 / p)
+        margins, scale = Margins.of_profiles(first.at, first.cov, values), _FIRST_SCALE ** min(1.0, FEW / p)
         if len(modes) == 1:
             self._draw_far(first, margins, lines, values)
             return Proposal(mixture_of(np.zeros((1, p)), scale * np.eye(p)[None], self._df), margins), margins
@@ -630,7 +633,7 @@ class Sampler:
         if is_far.any():
             at = lines[is_far]
             roots = np.broadcast_to(2.0 * np.linalg.cholesky(mode.cov), (len(at), p, p))
-            self._add((mixture_of(at, roots, _DF_OF_WIDE), _FIRST))
+            self._add((mixture_of(at, roots, _DF_OF_WIDE), FIRST))
 
     def _begun(self) -> list[LatentMode]:
         """Return the mode above the start; of one coordinate, those that a scan about it shows, too."""
@@ -727,7 +730,7 @@ class Sampler:
         far = np.flatnonzero((log_weights > _HEAVY) & (found.value > least))
         if len(far):
             roots = _FAR_SCALE * np.linalg.cholesky(found.curvatures(far))
-            self._add((mixture_of(found.at[far], roots, _DF_OF_WIDE), _FIRST))
+            self._add((mixture_of(found.at[far], roots, _DF_OF_WIDE), FIRST))
             self._rounds.insert(0, self._rounds.pop())  # the last ones are those of a proposal
         return len(far) > 0
 
@@ -775,11 +778,10 @@ class Sampler:
         log_weights, self.has_learned = draws.log_marginal - draws.log_density, True
         margins = before
         if self._of_modes is None:
-            margins = Margins.fitted(draws.g, normalised_weights(tempered(log_weights, self._least_size)), before)
+            margins = Margins.fitted(draws.g, normalised_weights(log_weights), before)
         of_tails = np.log1p(_thin_squares(draws.g, normalised_weights(log_weights)))
-        log_weights = tempered(log_weights + of_tails, self._least_size)
         return best_proposal(
-            draws.g, log_weights, draws.log_marginal + of_tails, margins, self._df, self._of_modes
+            draws.g, log_weights + of_tails, draws.log_marginal + of_tails, margins, self._df, self._of_modes
         ), margins
 
 

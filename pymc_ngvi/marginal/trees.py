@@ -9,9 +9,10 @@ import numpy as np
 
 from scipy.special import ndtri, stdtrit
 
+from pymc_ngvi.core.draws import END
 from pymc_ngvi.core.importance import khat_error
 from pymc_ngvi.core.messages import percent
-from pymc_ngvi.core.sizes import AT_ONCE, HELD
+from pymc_ngvi.core.sizes import AT_ONCE, HELD, N_SHOWN, SLIGHT
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.core.verdict import Condition, PoolVerdict, beyond_reach, few_draws, heavy_tail
@@ -47,12 +48,8 @@ from pymc_ngvi.marginal.sampler import GOOD, MOST, MOST_MOVED, Ratios, size_aske
 #
 # Every condition, with its figure.
 
-#: Relative error of a standard deviation from which on it is said, and at most.
-SAID_ERROR, MOST_ERROR = 0.05, 0.15
-#: Change of log m, an sd over the globals in nats, that more nodes may bring: a mean moves by as many sds at most.
-MOST_RULE_ERROR = 0.05
-#: Effective size from which on tails of more draws need not be larger.
-_LARGE = 2_000.0
+#: Relative error of a standard deviation at most, and of log m of an approximate posterior, an sd in nats.
+MOST_ERROR = 0.15
 #: Part of the weight where there is no integral: three sds out, it moves an sd by 2 %; error of a mean of effects, in
 #: sds, and of an sd, as a part, and the part of the mass of some effects that may be at another mode.
 MOST_LOST, MOST_SHORT = 0.005, 0.03
@@ -125,14 +122,14 @@ class Checks(PoolVerdict):
             Condition("sd", self.sd_error, MOST_ERROR,
                 f"a standard deviation of the global parameters is known to {percent(self.sd_error)} only, from the "
                 "weights of a thin tail"),
-            Condition("tail", self.tail, LEAST_TAIL * min(size, _LARGE),
+            Condition("tail", self.tail, LEAST_TAIL * min(size, N_SHOWN),
                 f"a limit of the global parameters rests on an effective size of {self.tail:.0f} draws beyond it, "
-                f"below {LEAST_TAIL * min(size, _LARGE):.0f}", at_least=True),
+                f"below {LEAST_TAIL * min(size, N_SHOWN):.0f}", at_least=True),
             Condition("missed", self.missed, MOST_MOVED,
                 "draws far out have weight, and move means or standard deviations of the global parameters: some of "
                 "the posterior has been missed"),
             heavy_tail(self.beyond),
-            Condition("rule", self.rule_error, MOST_RULE_ERROR,
+            Condition("rule", self.rule_error, SLIGHT,
                 f"the quadrature has not settled with {self.n_nodes} nodes (log marginal density changes by "
                 f"{self.rule_error:.2f} nats with more)"),
             Condition("lost", self.lost, MOST_LOST,
@@ -149,7 +146,7 @@ class Checks(PoolVerdict):
         """Effective size, and modes."""
         thin = f"; a standard deviation is known to {percent(self.sd_error)} only"
         modes = "mode that was" if self.n_modes == 1 else f"{self.n_modes} modes that were"
-        said = thin if self.sd_error > SAID_ERROR else ""
+        said = thin if self.sd_error > SLIGHT else ""
         return f" (effective sample size {self.effective_size:,.0f}{said}), of the {modes} found"
 
 
@@ -173,7 +170,7 @@ _LOG_2PI = float(np.log(2.0 * np.pi))
 
 
 class SplitNormal(NamedTuple):
-    """Two halves of normal densities, or of t densities for proposals, with one mode; mean 0, about unit variance."""
+    """Two halves of normal densities, or of t densities for proposals, with one mode; mean 0, variance 1."""
 
     #: The last two are standard deviations of the normals; shape (n_local,).
     mode: Array
@@ -184,8 +181,7 @@ class SplitNormal(NamedTuple):
     def of_skewness(cls, skewness: Array) -> "SplitNormal":
         """Return the one with about this skewness, (n_local,)."""
         apart = np.clip(skewness / _SKEWNESS, -_MOST_APART, _MOST_APART)
-        product = np.maximum(1.0 - (1.0 - _ROOT**2) * apart**2, 0.05)
-        middle = np.sqrt(0.25 * apart**2 + product)
+        middle = np.sqrt(0.25 * apart**2 + 1.0 - (1.0 - _ROOT**2) * apart**2)
         return cls(-_ROOT * apart, middle - 0.5 * apart, middle + 0.5 * apart)
 
     def quantile(self, u: Array, df: float = np.inf) -> Array:
@@ -197,23 +193,6 @@ class SplitNormal(NamedTuple):
         inner = np.where(below, 0.5 * u * total / self.left, 1.0 - 0.5 * (1.0 - u) * total / self.right)
         far = ndtri(inner) if np.isinf(df) else stdtrit(df, inner)
         return self.mode + np.where(below, self.left, self.right) * far
-
-    @property
-    def moments(self) -> tuple[Array, Array]:
-        """Mean and standard deviation, (n_local,) each."""
-        apart = self.right - self.left
-        sd: Array = np.sqrt((1.0 - _ROOT**2) * apart**2 + self.left * self.right)
-        return self.mode + _ROOT * apart, sd
-
-    def standard_quantile(self, u: Array) -> Array:
-        """Return quantiles of the one that is moved and scaled to mean 0 and variance 1, for u (..., n_local)."""
-        mean, sd = self.moments
-        return (self.quantile(u) - mean) / sd
-
-    def standard_log_density(self, z: Array) -> Array:
-        """Return the log density of the one that is moved and scaled to mean 0 and variance 1, (..., n_local)."""
-        mean, sd = self.moments
-        return self.log_density(mean + sd * z) + np.log(sd)
 
     def log_density(self, z: Array) -> Array:
         """Return the log density, (..., n_local)."""
@@ -292,8 +271,7 @@ def moments_of_draws(
 
 def spaced(k: int, shifts: Array) -> Array:
     """Return ``k`` evenly spaced probabilities for each of some shifts, (n, k, n_local) from (n, n_local)."""
-    edge = 1e-15
-    return np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, edge, 1.0 - edge)
+    return np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, END, 1.0 - END)
 
 
 def weights_of(
@@ -351,8 +329,6 @@ def _products(z: Array, forest: Forest) -> Array:
 
 #: Draws of the globals on which candidates are judged.
 _N_JUDGED = 64
-#: Largest skewness of candidates.
-_MOST_SKEW = 1.5
 #: Draws of a larger pool over those that are wanted: a part is from farther out.
 _MORE = 1.25
 #: What files keep.
@@ -513,7 +489,7 @@ class IntegratedTrees(PoolState):
     def skew(self) -> Array:
         """Skewness of the local coordinates given globals, in the mean over these, (n_local,)."""
         assert self.pairs is not None
-        return np.clip(self.weights @ self.pairs.skew, -_MOST_SKEW, _MOST_SKEW)
+        return self.weights @ self.pairs.skew
 
     def centres(self, g: Array) -> Centres:
         """Return means and factors of the local coordinates given globals, (n, n_globals), of the pool or others."""

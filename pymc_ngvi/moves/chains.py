@@ -15,14 +15,16 @@ import numpy as np
 
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.climbs import MOST_STEPS, ascend, tops
+from pymc_ngvi.core.draws import N_REPLICATES
 from pymc_ngvi.core.importance import UNKNOWN, Estimate, Side, bridge
 from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.sizes import N_PREDICTED, N_REWEIGHTED
 from pymc_ngvi.core.types import Array, Bools, GaussianState, HasGradient, Indices, base_draws_of
 
 # --- coordinates in which chains move: whitened by a Gaussian, then by what the chains have seen ---
 
 #: Draws at most from which directions are found.
-_MOST_DRAWS = 1_000
+_MOST_DRAWS = N_PREDICTED
 #: By how much an eigenvalue is beyond the edge of noise.
 _BEYOND = 1.05
 #: Draws that the prior of a variance, 1, counts for.
@@ -144,14 +146,6 @@ class PhasePoints(Batch):
         return np.isfinite(self.logp) & np.isfinite(self.slope).all(axis=1)
 
 
-class Arrived(NamedTuple):
-    """Where points are after acceptance, the probabilities of that, and which trajectories diverged, (n_points,)."""
-
-    points: PhasePoints
-    probability: Array
-    diverged: Bools
-
-
 #: Told the number of the step, where points are on their trajectories, and the probabilities of stopping there.
 type Watch = Callable[[int, PhasePoints, Array], None]
 
@@ -172,8 +166,8 @@ def trajectory(
     size: float | Array,
     rng: np.random.Generator,
     watch: Watch | None = None,
-) -> Arrived:
-    """Return where points are after one leapfrog trajectory each."""
+) -> tuple[PhasePoints, Array, Bools]:
+    """Return where points are after one leapfrog trajectory each, and probabilities of acceptance; which diverged."""
     now, p = points, momenta
     with np.errstate(all="ignore"):
         p = p + 0.5 * size * now.slope
@@ -195,7 +189,7 @@ def trajectory(
         np.where(taken, now.logp, points.logp),
         np.where(taken[:, None], now.slope, points.slope),
     )
-    return Arrived(arrived, probability, np.isfinite(change) & (change < -_MOST_LOST))
+    return arrived, probability, np.isfinite(change) & (change < -_MOST_LOST)
 
 
 def _change(start: PhasePoints, momenta: Array, end: PhasePoints, p: Array) -> Array:
@@ -210,7 +204,7 @@ def _probability(change: Array) -> Array:
 # --- basins of log p that chains do not cross: which there are, and which one a point is in ---
 
 #: Basins at most.
-MOST_BASINS = 8
+MOST_BASINS = N_REPLICATES
 #: Nats that another step may gain where a climb has ended at a mode.
 _FLAT = 1.0
 #: Variance of the means of chains in a round, over that within them, from which on they may be in several basins; or
@@ -331,8 +325,6 @@ def _nearest(modes: Array, ends: Array) -> Indices:
 # --- masses of log p in regions by bridge sampling, and the weights of modes that follow ---
 # The bridge goes from a Gaussian, fitted to some of the draws, to the other draws.
 
-#: Draws of each Gaussian.
-_N_DRAWS = 4_096
 #: Error of a log mass beyond which neither is known.
 MOST_ERROR = 0.3
 
@@ -356,7 +348,7 @@ def log_mass(
 
     def by(half: Bools) -> Estimate:
         gaussian, of_half = coordinates.refitted(x[:, ~half].reshape(-1, x.shape[2]), 0.5 * size), x[:, half]
-        proposed = gaussian.draws(rng.standard_normal((_N_DRAWS, gaussian.n_dim)))
+        proposed = gaussian.draws(rng.standard_normal((N_REWEIGHTED, gaussian.n_dim)))
         with np.errstate(all="ignore"):
             of_proposed = log_p(proposed) - gaussian.log_density(proposed)
             of_draws = logp[:, half] - gaussian.log_density(of_half.reshape(-1, x.shape[2])).reshape(of_half.shape[:2])
@@ -364,7 +356,7 @@ def log_mass(
             worth = min(worth / of_draws.size, 1.0) if worth > 0.0 else 1.0 / of_draws.size  # NaN of what is constant
             draws = Side(of_draws.ravel(), np.zeros(of_draws.size), worth)
             of_proposed = np.where(np.isfinite(of_proposed), of_proposed, -np.inf)
-            return bridge(draws, Side(of_proposed, np.zeros(_N_DRAWS)))
+            return bridge(draws, Side(of_proposed, np.zeros(N_REWEIGHTED)))
 
     one, other = by(is_even), by(~is_even)
     se = 0.5 * float(np.max([math.hypot(one.se, other.se), abs(one.value - other.value)]))  # NaN stays NaN

@@ -16,9 +16,11 @@ import numpy as np
 from scipy.special import ndtri
 
 from pymc_ngvi.core.climbs import MOST_STEPS
+from pymc_ngvi.core.draws import N_REPLICATES
 from pymc_ngvi.core.importance import UNKNOWN, Estimate
+from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.messages import percent
-from pymc_ngvi.core.sizes import AT_ONCE, HELD
+from pymc_ngvi.core.sizes import AT_ONCE, ENOUGH, FIXED_SEED, HELD, SLIGHT, TAIL
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, GaussianState, HasGradient, Indices
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, beyond_reach, few_draws, heavy_tail
@@ -32,6 +34,7 @@ from pymc_ngvi.moves.chains import (
     Counted,
     ModeWeights,
     PhasePoints,
+    Watch,
     are_apart,
     basins_among,
     log_mass,
@@ -41,8 +44,8 @@ from pymc_ngvi.moves.chains import (
 
 # --- whether moved draws have arrived: every condition, with its figure ---
 
-#: Nested R-hat at most; effective sizes at least.
-MOST_RHAT, LEAST_SIZE = 1.01, 400.0
+#: Nested R-hat at most.
+MOST_RHAT = 1.01
 #: Standard error of a 5 or 95 % limit at most, in sds: half as much again as of a normal with the least effective size.
 MOST_LIMIT_ERROR = 0.16
 #: Effective size of being where log p is highest, for each chain: they come and go, and none stays there.
@@ -101,10 +104,13 @@ class MovedChecks(PoolVerdict):
     @property
     def own(self) -> list[Condition]:
         """All that is asked of it."""
-        return [*self._of_chains, *(self._of_modes if self.n_modes > 1 else [])]
-
-    @property
-    def _of_chains(self) -> list[Condition]:
+        said = f" ({self.in_modes})" if self.mode_weights else ""
+        of_modes = [
+            Condition("weights of modes", self.weights_size, ENOUGH,
+                f"chains stay in {self.n_modes} modes, and the weights of the modes are unknown{said}", at_least=True),
+            Condition("outflow", self.outflow, MOST_OUTFLOW,
+                f"{percent(self.outflow, ".1f")} of the trajectories would have left their mode"),
+        ]  # fmt: skip
         return [
             Condition("nested R-hat", self.rhat, MOST_RHAT,
                 f"chains that began at different points differ: nested R-hat of {self.slowest} is {self.rhat:.3f}, "
@@ -118,30 +124,21 @@ class MovedChecks(PoolVerdict):
             Condition("height", self.height, MOST_HEIGHT,
                 "chains pass by points whose log p is far above that of all draws, and are refused there: the "
                 "posterior has a narrow peak"),
-            *few_draws("bulk size", self.bulk, LEAST_SIZE, "the bulk effective sample size"),
-            *few_draws("tail size", self.tail, LEAST_SIZE, "the tail effective sample size"),
+            *few_draws("bulk size", self.bulk, ENOUGH, "the bulk effective sample size"),
+            *few_draws("tail size", self.tail, ENOUGH, "the tail effective sample size"),
             Condition("limits", self.limit_error, MOST_LIMIT_ERROR,
                 f"a 5 or 95 % limit is known to {self.limit_error:.2f} standard deviations only", Against.SIZE),
             heavy_tail(self.beyond),
             Condition("peak size", self.peak, self.least_peak,
                 f"few chains are where log p is highest, and stay there: an effective sample size of {self.peak:,.0f}, "
                 f"below {self.least_peak:,.0f}", at_least=True),
+            *(of_modes if self.n_modes > 1 else []),
         ]  # fmt: skip
 
     @property
     def least_peak(self) -> float:
         """Effective size of being where log p is highest, at least."""
-        return max(LEAST_SIZE, LEAST_OF_PEAK * self.n_chains)
-
-    @property
-    def _of_modes(self) -> list[Condition]:
-        said = f" ({self.in_modes})" if self.mode_weights else ""
-        return [
-            Condition("weights of modes", self.weights_size, LEAST_SIZE,
-                f"chains stay in {self.n_modes} modes, and the weights of the modes are unknown{said}", at_least=True),
-            Condition("outflow", self.outflow, MOST_OUTFLOW,
-                f"{percent(self.outflow, ".1f")} of the trajectories would have left their mode"),
-        ]  # fmt: skip
+        return max(ENOUGH, LEAST_OF_PEAK * self.n_chains)
 
     @property
     def in_modes(self) -> str:
@@ -152,7 +149,7 @@ class MovedChecks(PoolVerdict):
     @property
     def is_settled(self) -> bool:
         """Whether chains neither differ nor drift, so that effective sizes mean something."""
-        return all(c.holds for c in self._of_chains[:5])
+        return all(c.holds for c in self.own[:5])
 
     @property
     def khat(self) -> float:  # type: ignore[override]  # there are no weights
@@ -199,9 +196,6 @@ class MovedChecks(PoolVerdict):
 
 
 # --- a posterior that is the draws of chains: all coordinates in the pool, draws in one mode weigh the same ---
-
-#: Number of the random stream behind the log marginal likelihood.
-_STREAM = 8_000_000
 
 
 @stored("moved.state")
@@ -276,7 +270,7 @@ class MovedDraws(AllDrawn):
         """The log mass, which the pool does not tell, and its error; NaN where no Gaussian is near enough."""
         mass = self.mass
         if np.isnan(mass.value) and self.density is not None:
-            coordinates, rng = ChainCoordinates.of(self.gaussian), np.random.default_rng(_STREAM)
+            coordinates, rng = ChainCoordinates.of(self.gaussian), np.random.default_rng(FIXED_SEED)
             mass = log_mass(
                 self.density.logp, coordinates, self.x, self.logp, self.checks.n_starts, self.checks.effective_size, rng
             )
@@ -410,7 +404,7 @@ class Chains:
         counted = usual if usual.any() else ~usual
         return float(probability[counted].mean()), float(diverged[counted].mean())
 
-    def _move(self, n_steps: int, size: float | Array, watch: "_Distances | None" = None) -> tuple[Array, Bools]:
+    def _move(self, n_steps: int, size: float | Array, watch: Watch | None = None) -> tuple[Array, Bools]:
         momenta = self._rng.standard_normal(self._points.x.shape)
         before = self._points
         self._points, probability, diverged = trajectory(
@@ -440,32 +434,19 @@ class Chains:
         self.coordinates = self.coordinates.refitted(draws, size)
         self._points = phase_points_at(self._target, self.coordinates, self._points.x)
         n_steps = int(np.clip(math.ceil(2.0 * self.length / self.step), _FEWEST_SEEN, _MOST_STEPS // 2))
-        seen = _Distances(self.coordinates, self._points, n_steps)
-        self._move(n_steps, self.step, seen)
-        self.length = seen.best * self.step
+        # How far coordinates, and their distances from the centre, get along a trajectory: the square of the distance
+        # from the start is 0 there, and 1, in twice the variance, where that is forgotten.
+        first = _places(self.coordinates, self._points)
+        twice, of_step = 2.0 * first.var(axis=0) + np.finfo(np.float64).tiny, np.zeros((n_steps, first.shape[1]))
 
+        def watch(i: int, points: PhasePoints, probability: Array) -> None:
+            squares = (_places(self.coordinates, points) - first) ** 2
+            of_step[i] = probability @ squares / (len(squares) * twice)
 
-class _Distances:
-    """Sees how far the slowest coordinates get along a trajectory, in place and in distance from the centre.
-
-    The square of the distance from the start is 0 there, and 1, in twice the variance, where that is forgotten.
-    """
-
-    def __init__(self, coordinates: ChainCoordinates, points: PhasePoints, n_steps: int) -> None:
-        self._coordinates, self._first = coordinates, _places(coordinates, points)
-        self._twice = 2.0 * self._first.var(axis=0) + np.finfo(np.float64).tiny
-        self._of_step = np.zeros((n_steps, self._first.shape[1]))
-
-    def __call__(self, i: int, points: PhasePoints, probability: Array) -> None:
-        squares = (_places(self._coordinates, points) - self._first) ** 2
-        self._of_step[i] = probability @ squares / (len(squares) * self._twice)
-
-    @property
-    def best(self) -> int:
-        """Steps in which the slowest coordinates get farthest, for each gradient."""
-        n_steps, n = self._of_step.shape
-        slowest = np.sort(np.minimum(self._of_step, 1.0), axis=1)[:, : max(1, round(_SLOWEST * n))]
-        return int(np.argmax(slowest.mean(axis=1) / np.arange(1, n_steps + 1))) + 1
+        self._move(n_steps, self.step, watch)
+        slowest = np.sort(np.minimum(of_step, 1.0), axis=1)[:, : max(1, round(_SLOWEST * first.shape[1]))]
+        # The steps in which the slowest get farthest, for each gradient.
+        self.length = (int(np.argmax(slowest.mean(axis=1) / np.arange(1, n_steps + 1))) + 1) * self.step
 
 
 def _places(coordinates: ChainCoordinates, points: PhasePoints) -> Array:
@@ -479,7 +460,7 @@ def _places(coordinates: ChainCoordinates, points: PhasePoints) -> Array:
 
 #: Standard deviations of starts, from and to, in those of a fit; part that is left of these for each further try, and
 #: tries.
-_SPREAD, _NEARER, _TRIES = (2.0, 3.0), 0.85, 24
+_SPREAD, _NEARER, _TRIES = (2.0, _FAR), 0.85, 24
 
 
 def starts_of(
@@ -525,10 +506,10 @@ def starts_of(
 #    assessing the convergence of Markov chain Monte Carlo when running many short chains. Bayesian Analysis.
 #    https://doi.org/10.1214/24-BA1453
 
-#: Change of a mean between halves, in standard deviations, that does not count; error of the first kind of all tests.
-_SLIGHT, _LEVEL = 0.05, 0.01
+#: Error of the first kind of all tests of changes of a mean between halves that are more than slight.
+_LEVEL = 0.01
 #: How far below the median log p may be, in distances of a low quantile from it: tails of log p are exponential.
-_LOW, _FARTHEST = 0.05, 10.0
+_FARTHEST = 10.0
 #: Part of the draws whose log p tells what is high; parts that are looked at for chains that stay in a peak.
 _HIGHEST, _PEAKS = 0.1, (0.01, 0.005, 0.0025)
 #: Quantities whose effective sizes are computed: those that mix most slowly.
@@ -536,7 +517,7 @@ _MOST_SIZES = 32
 #: Draws of a chain that an effective size takes.
 _FEWEST_DRAWS = 4
 #: The tails whose effective sizes count.
-_TAILS = (_LOW, 1.0 - _LOW)
+_TAILS = (TAIL, 1.0 - TAIL)
 
 
 class Mixing(NamedTuple):
@@ -568,7 +549,7 @@ def worth_of(values: Array, n_starts: int) -> float:
     """
     rhat = nested_rhat(values, n_starts)
     square = float(np.median(rhat[np.isfinite(rhat)] ** 2 - 1.0)) if np.isfinite(rhat).any() else np.inf
-    return float(np.clip(n_starts / max(square, 1e-9), 2.0 * n_starts, values.shape[0] * values.shape[1]))
+    return float(np.clip(n_starts / max(square, TINY), 2.0 * n_starts, values.shape[0] * values.shape[1]))
 
 
 def mixing_of(values: Array, n_starts: int) -> Mixing:
@@ -602,7 +583,7 @@ def _trend(scores: Array) -> Array:
     changes = scores[-half:].mean(axis=0) - scores[:half].mean(axis=0)
     mean, error = changes.mean(axis=0), changes.std(axis=0, ddof=1) / np.sqrt(len(changes))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(np.abs(mean) > _SLIGHT, np.abs(mean) / error, 0.0)
+        return np.where(np.abs(mean) > SLIGHT, np.abs(mean) / error, 0.0)
 
 
 def _memory(scores: Array) -> Array:
@@ -616,7 +597,7 @@ def _memory(scores: Array) -> Array:
 
 def is_far(logp: Array) -> Bools:
     """Tell which draws, (n_draws, n_chains), have a log p so low that they can be none of the posterior."""
-    low, middle = np.quantile(logp, [_LOW, 0.5])
+    low, middle = np.quantile(logp, [TAIL, 0.5])
     return logp < middle - _FARTHEST * (middle - low)
 
 
@@ -684,11 +665,11 @@ def effective_sizes(values: Array, memory: Array) -> Sizes:
 # Chains are moved in rounds, each longer than the one before, until they have arrived or there are no more gradients.
 
 #: Points at which superchains begin.
-N_STARTS = 8
+N_STARTS = N_REPLICATES
 #: Iterations of the first round; growth of rounds; rounds before draws are judged.
 _FIRST, _GROWTH, _UNJUDGED = 16, 1.5, 2
-#: Part of a round in which the step size is adapted, of the first one and of others, and iterations at most.
-_FIRST_ADAPTING, _ADAPTING, _MOST_ADAPTING = 0.5, 0.25, 16
+#: Part of a round in which the step size is adapted, of the first one and of others.
+_FIRST_ADAPTING, _ADAPTING = 0.5, 0.25
 #: Part of the trajectories that may end in other basins, in the first round.
 _FIRST_OUTFLOW = 0.05
 #: Draws of which further quantities are computed.
@@ -806,7 +787,7 @@ class _Moving:
     def advance(self) -> None:
         """Move all chains by another round."""
         n, size = self._n, sum(chains.size for chains in self.chains)
-        n_adapting = min(int((_ADAPTING if self.n_done else _FIRST_ADAPTING) * n), _MOST_ADAPTING)
+        n_adapting = min(int((_ADAPTING if self.n_done else _FIRST_ADAPTING) * n), _FIRST)
         every = -(-2 * n * size // HELD)
         self._counted.highest = -math.inf
         of_basins = [chains.run(n, n_adapting=n_adapting, every=every) for chains in self.chains]
@@ -930,7 +911,7 @@ def _judged(draws: Stretch, chains: Chains, quantities: Quantities | None, label
     if not checks.is_settled:
         return checks
     sizes = effective_sizes(values, mixing.memory)
-    if quantities is not None and min(sizes.bulk, sizes.tail) >= LEAST_SIZE:
+    if quantities is not None and min(sizes.bulk, sizes.tail) >= ENOUGH:
         n, n_chains, d = draws.x.shape
         some = draws.x[:: -(-n * n_chains // _MOST_COMPUTED)]
         further = quantities(some.reshape(-1, d)).reshape(len(some), n_chains, -1)

@@ -20,8 +20,10 @@ from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.sparse import Factors, Precisions
 from pymc_ngvi.marginal.pooled import by_neighbours, effective_size_of, picked, smoothed_weights
 from pymc_ngvi.marginal.sampler import (
+    FLATTENED,
     MOST_VARIANCE,
     N_DRAWS,
+    NO_ESTIMATE,
     Hopeless,
     OutsideDraws,
     Pairs,
@@ -46,26 +48,16 @@ from pymc_ngvi.rows.many import ManyRows
 #    latent variable models. JMLR 14. https://jmlr.org/papers/v14/opper13a.html
 
 #: Variance of log weights up to which their mean is estimated well, and from which on it is not.
-_TAME, _WILD = 3.0, 6.0
-#: Variance beyond which nothing is added to an ELBO.
-HOPELESS = 100.0
+_TAME = 3.0
+_WILD = 2.0 * _TAME
 #: Part of the draws that may be outside the support.
 _MOST_LOST = 0.1
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn(Batch):
-    """Gaussians of the latent variables at values of the hyperparameters, and draws of them."""
-
-    #: Nats, of log p at these hyperparameters; shape (n,).
-    elbo: Array
-    #: shape (n, n_inside, n_draws).
-    latents: Array
-    #: log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what they are drawn from, a part of them from
-    #: farther out than q; shape (n, n_draws).
-    log_ratio: Array
-    #: log q' - log q; shape (n, n_draws).
-    log_mixed: Array
+#: Gaussians of the latent variables at values of the hyperparameters, and draws of them: which values, (n,); ELBOs, in
+#: nats of log p there, (n,); the draws, (n, n_inside, n_draws); log p(y, x, theta) - log q'(x | theta), -inf where p is
+#: 0, q' being what they are drawn from, a part of them from farther out than q, and log q' - log q, (n, n_draws).
+type Drawn = tuple[Indices, Array, Array, Array, Array]
 
 
 class Marginal(Protocol):
@@ -91,7 +83,7 @@ class Marginal(Protocol):
     def begin_draws(self, top: Array, scale: Array) -> None:
         """Prepare for draws about the highest value so far, (p,), with units of distances between values, (p,)."""
 
-    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[Indices, Drawn]]:
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[Drawn]:
         """Yield draws made of standard normals, (n, n_dim, n_draws), at those values where there is a Gaussian."""
 
 
@@ -100,7 +92,7 @@ def missing(log_ratio: Array) -> tuple[Array, Array]:
     n_found = np.isfinite(log_ratio).sum(axis=1)
     is_lost = n_found < (1.0 - _MOST_LOST) * log_ratio.shape[1]
     variance = np.where(is_lost, np.inf, variances_of(log_ratio))
-    is_known, half = variance <= HOPELESS, 0.5 * np.minimum(variance, HOPELESS)
+    is_known, half = variance <= NO_ESTIMATE, 0.5 * np.minimum(variance, NO_ESTIMATE)
     found = np.where(is_known, logsumexp(log_ratio, axis=1) - np.log(np.maximum(n_found, 1)), 0.0)
     by_half = np.clip((variance - _TAME) / (_WILD - _TAME), 0.0, 1.0)  # without a jump
     return np.where(is_known, found + by_half * (half - found), 0.0), np.where(is_known, half - found, np.inf)
@@ -293,11 +285,6 @@ _OUT, _WIDTH, _LOOK = 3.0, 1.5, 4.0
 _MOST_PREDICTORS = 128
 
 
-def n_far_of(n_draws: int) -> int:
-    """Return how many of some draws are from farther out."""
-    return n_draws // _OF_DRAWS
-
-
 @dataclass(frozen=True, eq=False)
 class Defence:
     """Directions in which draws are moved out, the same for all hyperparameters."""
@@ -331,7 +318,7 @@ class Defence:
         """Return in which directions draws are moved out at ``n`` values, (n, n_far)."""
         if not len(self.predictors):
             return np.empty((n, 0), dtype=np.intp)
-        return rng.choice(len(self.predictors), (n, n_far_of(n_draws)), p=self.probabilities)
+        return rng.choice(len(self.predictors), (n, n_draws // _OF_DRAWS), p=self.probabilities)
 
     def moved(self, fits: ManyGaussians, base: Array, picked: Indices) -> tuple[Array, Array]:
         """Return standard normals, (n, n_dim, n_draws), of which the last are moved out, and log q' - log q there.
@@ -487,13 +474,13 @@ class WeightedPairs(WeightedValues, LatentPairs):
 #
 # All values that are asked for at once are evaluated together, as far as that goes; others one after the other.
 
-#: Numbers of rows, of what predictors are found from, and of fronts, in a batch: of dense precisions, fewer, as these
+#: Numbers of rows, of what predictors are found from, or of fronts, in a batch: of dense precisions, fewer, as these
 #: take their time anyway, and are to stay in the cache; hyperparameters in a batch at most.
-_OF_ROWS, _OF_PREDICTORS, _OF_FRONTS, _OF_DENSE, _MOST = 2**21, 2**23, 2**23, 2**19, 256
+OF_ROWS, _OF_PREDICTORS, _OF_DENSE, MOST_IN_BATCH = 2 * STREAMED, 2 * AT_ONCE, STREAMED // 2, 256
 #: Nodes of a row, about.
 _NODES = 16
-#: Draws behind a correction at most, and values of rows in it; standard error of it for which more are taken.
-_MOST_DRAWS, _MOST_VALUES, _ERROR = 512, 2**19, 0.1
+#: Draws behind a correction at most, and values of rows in it: more are taken where its standard error is above `LEFT`.
+_MOST_DRAWS, _MOST_VALUES = 512, STREAMED // 2
 #: Nats below the top up to which hyperparameters count.
 _NEAR = 4.0
 #: How often fits are begun from others, those found before among them; standard deviations to begin with where nothing
@@ -523,9 +510,9 @@ class LatentMarginal:
 
     def __init__(self, given: RowsGiven, seed: int, home: GaussianState | None = None) -> None:
         self._given, self._fitter, fronts = given, ManyFitter(given.precisions), given.precisions.fronts
-        sizes = _OF_ROWS // (_NODES * given.n_rows), _OF_PREDICTORS // given.n_values
-        of_fronts = _OF_DENSE if len(fronts.parts.depth) == 1 else _OF_FRONTS
-        self._size = max(1, min(*sizes, of_fronts // max(fronts.n_fronts, 1), _MOST))
+        sizes = OF_ROWS // (_NODES * given.n_rows), _OF_PREDICTORS // given.n_values
+        of_fronts = _OF_DENSE if len(fronts.parts.depth) == 1 else _OF_PREDICTORS
+        self._size = max(1, min(*sizes, of_fronts // max(fronts.n_fronts, 1), MOST_IN_BATCH))
         self.n_dim, self.n_inside, self.n_fits = given.n_dim, len(given.inside), 0
         self._far = [(given.start, np.full(given.n_dim, scale)) for scale in _FIRST_SCALES]
         if home is not None:
@@ -611,7 +598,7 @@ class LatentMarginal:
             log_ratio = np.concatenate([log_ratio, np.concatenate(new)], axis=1)
             lacks[left], doubts[left] = missing(log_ratio)
             variance = variances_of(log_ratio)
-            is_rough = (variance < HOPELESS) & (np.expm1(np.minimum(variance, HOPELESS)) > end * _ERROR**2)
+            is_rough = (variance < NO_ESTIMATE) & (np.expm1(np.minimum(variance, NO_ESTIMATE)) > end * LEFT**2)
             left, log_ratio = left[is_rough], log_ratio[is_rough]
         return lacks, doubts
 
@@ -638,7 +625,7 @@ class LatentMarginal:
         [(_, fit)] = self.fits(self.known[self._top].g[None], [highest], LEFT)
         self._defence = Defence.of(self._given, fit)
 
-    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[Indices, Drawn]]:
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[Drawn]:
         """Yield draws, the last of them moved out; see `Marginal`."""
         picked = self._defence.picked(len(g), base.shape[2], rng)
         for which, fits in self.fits(g, [self.nearest(g), np.full(len(g), self._top)], LEFT):
@@ -649,15 +636,13 @@ class LatentMarginal:
                 normals, log_mixed = self._defence.moved(fits, normals, picked[which])
                 latents, log_ratio = self._weighed(g[which], fits, normals)
             latents = fits.rows.drawn_inside(latents, rng)
-            yield which, Drawn(fits.elbo, latents, log_ratio - log_mixed, log_mixed)
+            yield which, fits.elbo, latents, log_ratio - log_mixed, log_mixed
 
 
 # --- what is inside ---
 
-#: Power of m that known values count by.
-_FLATTENED = 0.25
-#: Nats that an ELBO may lack, as far as that can be told by few draws.
-_MOST_LACKING = 3.0
+#: Nats that an ELBO may lack, as far as that can be told by few draws: half of the variance.
+_MOST_LACKING = 0.5 * _WILD
 
 
 class Exploration(NamedTuple):
@@ -668,10 +653,6 @@ class Exploration(NamedTuple):
     lost: float
     #: By how much values from farther out move a mean, in its standard errors; 0 where it is by little.
     moved: float
-
-
-class Uneven(Hopeless):
-    """Weights of draws of the latent variables vary too much."""
 
 
 class LatentInside:
@@ -702,30 +683,30 @@ class LatentInside:
         """Return draws of the latent variables."""
         if not self._is_ready:
             self._begin()
-        g, n, d, n_own = self.bend.inverse(y), len(y), self._marginal.n_inside, n_draws - n_far_of(n_draws)
+        g, n, d, n_own = self.bend.inverse(y), len(y), self._marginal.n_inside, n_draws - n_draws // _OF_DRAWS
         half = rng.standard_normal((n, self._marginal.n_dim, (n_draws + 1) // 2))
         base = np.concatenate([half, -half], axis=2)[:, :, :n_draws]
         log_ratio, own = np.full((n, n_draws), -np.inf), np.full((n, n_own), -np.inf)
         elbo, estimate = np.full((2, n), -np.inf)
         latents = np.zeros((n, n_draws, d))
-        for at, found in self._marginal.drawn(g, base, rng):
-            log_ratio[at], elbo[at] = found.log_ratio, found.elbo
-            own[at] = (found.log_ratio + found.log_mixed)[:, :n_own]
-            estimate[at] = found.elbo + np.minimum(missing(own[at] - found.elbo[:, None])[0], _MOST_LACKING)
-            latents[at] = np.swapaxes(found.latents, 1, 2)
+        for at, bound, x, log_weight, log_mixed in self._marginal.drawn(g, base, rng):
+            log_ratio[at], elbo[at] = log_weight, bound
+            own[at] = (log_weight + log_mixed)[:, :n_own]
+            estimate[at] = bound + np.minimum(missing(own[at] - bound[:, None])[0], _MOST_LACKING)
+            latents[at] = np.swapaxes(x, 1, 2)
         return LatentPairs(log_ratio, own, estimate, elbo, latents).moved(-self.bend.log_slope(g))
 
     def _begin(self) -> None:
         """See whether draws are worth it, and prepare what they begin from."""
         if (variance := self._marginal.variance()) > self._most_variance:
-            raise Uneven(
+            raise Hopeless(
                 Reason.NOT_PASSED,
                 "given the hyperparameters, latent variables are too far from a Gaussian (variance "
                 f"{variance:.1f} of log weights at the mode)",
             )
         prices.expect(self._n_values / (self._n_before + self._marginal.n_fits))
         points, values = (np.concatenate(parts) for parts in zip(*self._known, strict=True))
-        weights, self._is_ready = normalised_weights(_FLATTENED * values), True
+        weights, self._is_ready = normalised_weights(FLATTENED * values), True
         scale = np.sqrt(weights @ (points - weights @ points) ** 2)
         self._marginal.begin_draws(points[np.argmax(values)], scale)
 

@@ -16,8 +16,9 @@ from typing import Any, Self
 import numpy as np
 
 from pymc_ngvi.core import prices
+from pymc_ngvi.core.importance import MOST_KHAT as HEAVIEST
 from pymc_ngvi.core.messages import Reason, Refused, Unavailable, percent
-from pymc_ngvi.core.sizes import AT_ONCE, HELD
+from pymc_ngvi.core.sizes import AT_ONCE, HELD, N_PREDICTED
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState, Indices
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, few_draws
@@ -25,6 +26,7 @@ from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import RowsGiven, latent_rows, ratios
 from pymc_ngvi.families.sparse import Factors
+from pymc_ngvi.marginal.integral import N_COMPARED
 from pymc_ngvi.marginal.pooled import (
     MOST_KHAT,
     Pool,
@@ -36,6 +38,7 @@ from pymc_ngvi.marginal.pooled import (
 from pymc_ngvi.marginal.sampler import (
     CHEAP,
     EFFECTIVE,
+    FIRST,
     MOST,
     MOST_MOVED,
     MOST_SURE,
@@ -46,20 +49,22 @@ from pymc_ngvi.marginal.sampler import (
     size_asked,
     size_wanted,
 )
-from pymc_ngvi.marginal.trees import pool_of
-from pymc_ngvi.nested.inside import Drawn, Exploration, LatentInside, LatentMarginal, Marginal, Uneven, WeightedPairs
+from pymc_ngvi.marginal.trees import MOST_ERROR, pool_of
+from pymc_ngvi.nested.inside import (
+    MOST_IN_BATCH,
+    OF_ROWS,
+    Drawn,
+    Exploration,
+    LatentInside,
+    LatentMarginal,
+    Marginal,
+    WeightedPairs,
+)
 
 # --- how far a nested posterior can be relied on: every condition, with its figure ---
 
-#: Effective size of pairs from which on a posterior is exact up to simulation error.
-_EXACT_PAIRS = 1_000.0
-#: k-hat up to which a posterior is reliable.
-_HEAVIEST = 0.7
-#: Values at which there are draws at least, so that it is known how even their weights are.
-FEWEST_VALUES = 64
-#: Error of log m, an sd over the hyperparameters in nats, up to which an approximate posterior is reliable; part of
-#: the weight that may be where there is no fit.
-MOST_ERROR, _MOST_LOST = 0.15, 0.01
+#: Part of the weight that may be where there is no fit.
+_MOST_LOST = 0.01
 
 
 @stored("nested.weights")
@@ -91,14 +96,9 @@ class NestedChecks(PoolVerdict):
     is_concave: bool = True
 
     @property
-    def is_joint(self) -> bool:
-        """Whether hyperparameters and latent variables are weighted together."""
-        return self.variance <= MOST_VARIANCE
-
-    @property
     def claims_exact(self) -> bool:
         """Whether hyperparameters and latent variables are weighted together."""
-        return self.is_joint
+        return self.variance <= MOST_VARIANCE
 
     @property
     def own(self) -> list[Condition]:
@@ -108,24 +108,24 @@ class NestedChecks(PoolVerdict):
             f"{self.variance:.2g}, above {MOST_VARIANCE:g}", Against.EXACT)  # fmt: skip
         wanted = size_asked(self.n_globals)
         found = [
-            self._of_tail(_HEAVIEST),
+            self._of_tail(HEAVIEST),
             *few_draws("effective size", self.effective_size, wanted, "the effective size of the hyperparameters"),
             Condition("moved", self.moved, MOST_MOVED,
                 f"hyperparameters from farther out move a mean by {self.moved:.1f} of its standard errors"),
             Condition("lost", self.lost, _MOST_LOST,
                 f"the latent variables can't be fitted at {percent(self.lost)} of the hyperparameters"),
         ]  # fmt: skip
-        if not self.is_joint:
+        if not self.claims_exact:
             said = f"the log marginal density of the hyperparameters is known to {self.error:.2f} nats only"
             return [*found, Condition("log m", self.error, MOST_ERROR, said), joint]
         few = "there are too few draws to measure how even the weights of latent variables are"
         return [
             *found,
             self._of_tail(MOST_KHAT, Against.EXACT, is_excused=has_light_tail(self.khat, self.n_values)),
-            Condition("pairs", self.pair_size, _EXACT_PAIRS,
-                f"the effective size of the draws is {self.pair_size:,.0f}, below {_EXACT_PAIRS:,.0f}",
+            Condition("pairs", self.pair_size, N_PREDICTED,
+                f"the effective size of the draws is {self.pair_size:,.0f}, below {N_PREDICTED:,.0f}",
                 Against.SIZE, at_least=True),
-            Condition("draws", min(self.n_draws / N_DRAWS, self.n_values / FEWEST_VALUES), 1.0, few,
+            Condition("draws", min(self.n_draws / N_DRAWS, self.n_values / FIRST), 1.0, few,
                 Against.SIZE, at_least=True),
             Condition("hyperparameters", self.n_globals, MOST_SURE,
                 f"the proposal of {self.n_globals} hyperparameters was learned from its own draws: integrals are a "
@@ -176,7 +176,7 @@ _TO_MODE, _OF_EACH, _OF_EACH_TWO, _BESIDE = 30.0, 22.0, 0.5, 0.5
 #: Part of the seconds of a value that it takes among many, in the mean.
 _IN_BATCHES = 0.4
 #: Seconds that values with draws may take all together, their number at least and at most.
-_SECONDS_OF_VALUES, _FEWEST_VALUES = 10.0, 192
+_SECONDS_OF_VALUES, _FEWEST_VALUES = 10.0, 3 * FIRST
 #: Seconds of any nested posterior, at least.
 LEAST = 0.8
 #: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
@@ -215,16 +215,13 @@ def seconds_of_value(given: RowsGiven) -> float:
 # --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
 # Each value of the hyperparameters takes a Cholesky factor and a solution, and nothing is iterated.
 
-#: Numbers in the predictors of all rows, and hyperparameters, in a batch at most.
-_OF_ROWS, _MOST_AT_ONCE = 2**21, 256
-
 
 class GaussianMarginal(Marginal):
     """Evaluates log m, and draws; see `Marginal`."""
 
     def __init__(self, over: GaussianOver) -> None:
         self._over, self._precisions = over, over.precisions
-        self._size = max(1, min(AT_ONCE // self._precisions.fronts.n_fronts, _OF_ROWS // over.n_rows, _MOST_AT_ONCE))
+        self._size = max(1, min(AT_ONCE // self._precisions.fronts.n_fronts, OF_ROWS // over.n_rows, MOST_IN_BATCH))
         self.n_dim = self.n_inside = len(over.x)
         self.n_fits = 0
 
@@ -238,12 +235,12 @@ class GaussianMarginal(Marginal):
     def begin_draws(self, top: Array, scale: Array) -> None:
         """Do nothing: nothing is known that draws begin from."""
 
-    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[tuple[Indices, Drawn]]:
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[Drawn]:
         """Yield the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
         for which, mean, factors, log_m in self._fits(g):
             x = mean[:, :, None] + factors.solve(base[which], transposed=True)
             log_mixed = np.zeros((len(which), base.shape[2]))
-            yield which, Drawn(log_m, x, log_m[:, None] + log_mixed, log_mixed)
+            yield which, log_m, x, log_m[:, None] + log_mixed, log_mixed
 
     def _fits(self, g: Array) -> Iterator[tuple[Indices, Array, Factors, Array]]:
         """Yield where there are Gaussians, their means, (n, n_dim), the factors of their precisions, and log m."""
@@ -367,8 +364,6 @@ _LEFT = 0.5
 _FEWEST_DRAWS = 2
 #: Nats that an integral over many hyperparameters may be too small by: it was 0.05 to 0.3 of 24 to 40.
 _UNSURE = 0.2
-#: Hyperparameters, about, at which a closed form is compared with log p after all.
-_N_LOOKS = 8
 
 
 def latent_rows_of(density: ModelDensity) -> RowsGiven:
@@ -405,18 +400,14 @@ def nested_posterior(
                 marginal, part = _sampled(
                     given, start, home, seed, most_variance, between, 1 + len(others), n_fits, of_other_data
                 )
-            except Hopeless:
+            except Hopeless as reason:
                 if home is gaussian:
+                    given.is_uneven = given.is_uneven or reason.code is Reason.NOT_PASSED
                     raise
                 continue  # if it has much of the mass, it is told that the posterior leaves it out
             marginals.append(marginal)
             parts.append(part)
             homes += [] if home is None else [home]
-    except Uneven as reason:
-        given.is_uneven = True
-        raise Unavailable(reason.code, reason.sentence) from None
-    except Hopeless as reason:
-        raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
         raise Unavailable(Reason.SINGULAR, "a covariance of the hyperparameters is singular") from None
     return _state(given, marginals, _joined(parts, homes, given), gaussian)
@@ -438,10 +429,10 @@ def _sampled(
     if home is not None:
         scale = np.clip(_OF_FIT * home.sd()[given.outside], _LEAST, _MOST)
     n_dim, first = max(given.n_dim, 1), start[given.outside]
-    n_draws = min(N_DRAWS, max(_FEWEST_DRAWS, HELD // n_dim // FEWEST_VALUES))
+    n_draws = min(N_DRAWS, max(_FEWEST_DRAWS, HELD // n_dim // FIRST))
     each = seconds_of_value(given)
     wanted = 0.0 if of_other_data else size_wanted(len(given.outside), each)
-    most = min(n_values_of(given) // n_modes, max(FEWEST_VALUES, HELD // n_dim // n_draws))
+    most = min(n_values_of(given) // n_modes, max(FIRST, HELD // n_dim // n_draws))
 
     def sample(marginal: Marginal) -> Exploration:
         inside = LatentInside(marginal, first, between, most_variance, n_expected(given), n_fits)
@@ -459,7 +450,7 @@ def _sampled(
     if (over := gaussian_over(given)) is not None:
         exact = GaussianMarginal(over)
         explored = sample(exact)
-        if over.agrees(explored.pairs.g[evenly_picked(explored.pairs.weights, _N_LOOKS, 0.5)]):
+        if over.agrees(explored.pairs.g[evenly_picked(explored.pairs.weights, N_COMPARED, 0.5)]):
             return exact, explored
     marginal = LatentMarginal(given, seed, home if n_modes > 1 else None)
     return marginal, sample(marginal)

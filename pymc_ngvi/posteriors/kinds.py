@@ -22,7 +22,8 @@ from pymc_ngvi.fitting.record import spared
 from pymc_ngvi.marginal.exact import exact_posterior, forest_of, n_values, seconds_of_node
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.quadrature import MOST_PLAIN, Forest, references
-from pymc_ngvi.moves.posterior import MovedDraws, moved_until_arrived
+from pymc_ngvi.marginal.sampler import MOST_VARIANCE
+from pymc_ngvi.moves.posterior import N_STARTS, MovedDraws, moved_until_arrived
 from pymc_ngvi.nested.posterior import LEAST, latent_rows_of, nested_posterior, nested_seconds
 from pymc_ngvi.posteriors.plan import Candidate
 
@@ -110,8 +111,8 @@ def if_available[Found](find: Callable[[ModelDensity], Found], density: ModelDen
 
 # --- exact posteriors: trees of local coordinates are integrated by quadrature, the globals sampled ---
 
-#: The chance that it is exact with more globals than plain models have.
-_WITH_MANY_GLOBALS = 1.0 / 3.0
+#: The chance that it is exact where that is not known: of trees, with more globals than plain models have.
+_UNSURE = 1.0 / 3.0
 #: Seconds that proposals and moments take in trees, beside values.
 _BESIDE_TREES = 0.1
 
@@ -127,7 +128,7 @@ class TreeKind(PosteriorKind[Forest]):
 
     def chance(self, found: Forest) -> float:
         """Return 1, but with many globals beside trees, which are not always sampled well."""
-        return _WITH_MANY_GLOBALS if found.n_local and found.n_globals > MOST_PLAIN else 1.0
+        return _UNSURE if found.n_local and found.n_globals > MOST_PLAIN else 1.0
 
     def seconds(self, found: Forest, density: ModelDensity, *, by_rows: bool) -> float:
         """Return what it takes."""
@@ -162,11 +163,8 @@ class TreeKind(PosteriorKind[Forest]):
 
 # --- nested posteriors: hyperparameters sampled, latent variables from Gaussian fits given these, pairs weighted ---
 
-#: Chances that it turns out to be exact where latent variables are not Gaussian given hyperparameters, and where they
-#: are far from that.
-_NOT_GAUSSIAN, _UNEVEN = 1.0 / 3.0, 1.0 / 100.0
-#: Variance of log weights at the mode from which on it is given up where there is another posterior.
-_MOST_VARIANCE = 1.5
+#: The chance that it turns out to be exact where latent variables are far from Gaussian given hyperparameters.
+_UNEVEN = 1.0 / 100.0
 #: Latent variables for each hyperparameter, and hyperparameters of quadratic rows, from which on it comes first.
 _MANY, _MANY_SCALES = 3, 7
 
@@ -187,7 +185,7 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
         """Return 1 where rows are quadratic: then weights of pairs are even."""
         if found.is_quadratic:
             return 1.0
-        return _UNEVEN if found.is_uneven else _NOT_GAUSSIAN
+        return _UNEVEN if found.is_uneven else _UNSURE
 
     def seconds(self, found: RowsGiven, density: ModelDensity, *, by_rows: bool) -> float:
         """Return what it takes."""
@@ -196,7 +194,7 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
     def run(self, start: PosteriorStart, found: RowsGiven, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior."""
         with work.counting():
-            most_variance = math.inf if is_only else _MOST_VARIANCE
+            most_variance = math.inf if is_only else MOST_VARIANCE
             return nested_posterior(
                 start.density, start.q, start.seed, most_variance, start.others, of_other_data=start.of_other_data
             )
@@ -222,14 +220,14 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
 # It is found by gradients alone, without a fit: log p is climbed from several points at once, and then from the end of
 # the best climb by Newton's method, with curvatures from differences of gradients.
 
-#: Points from which log p is climbed, and how far from the start they are, at most, in each coordinate.
-_N_POINTS, _APART = 8, 1.0
+#: How far from the start the points are from which log p is climbed, at most, in each coordinate.
+_APART = 1.0
 
 
 def highest_mode(density: ModelDensity, rng: np.random.Generator) -> Mode | None:
     """Return a mode with the Gaussian of Laplace's method; None where log p rises without end, or is flat."""
     start = density.initial_point()
-    apart = rng.uniform(-_APART, _APART, (_N_POINTS, len(start))) * np.linspace(0.0, 1.0, _N_POINTS)[:, None]
+    apart = rng.uniform(-_APART, _APART, (N_STARTS, len(start))) * np.linspace(0.0, 1.0, N_STARTS)[:, None]
     with np.errstate(all="ignore"):
         ends, logp = ascend(density, start + apart)
         best = int(np.argmax(logp))
@@ -245,10 +243,10 @@ def highest_mode(density: ModelDensity, rng: np.random.Generator) -> Mode | None
 
 # --- moved posteriors: draws of a Gaussian are moved, as many chains at once, until they have arrived ---
 
-#: Chains: where many points are evaluated at once, and where few are; points from which on they are many.
-_MANY_CHAINS, _FEW_CHAINS, _AT_ONCE = 128, 64, 16
-#: Iterations that are expected, and steps of a trajectory, over the fourth root of the dimension.
-_ITERATIONS, _STEPS = 75.0, 2.5
+#: Chains where few points are evaluated at once, half as many as elsewhere; points from which on they are many.
+_FEW_CHAINS, _AT_ONCE = 64, 16
+#: Gradients of a chain that are expected, over the fourth root of the dimension: 75 trajectories of 2.5 steps.
+_GRADIENTS = 187.5
 #: How many times the gradients that are expected may be taken where no other limit is given.
 _MOST = 120.0
 #: Dimensions up to which it begins at a mode, whose curvature takes as many gradients.
@@ -280,7 +278,7 @@ class MovedKind(PosteriorKind[ManyChains]):
         if density.is_sharded:
             raise Unavailable(Reason.IN_PART, "its data are in shards, and each step would ask all of them")
         is_few = isinstance(density, LogDensity) and density.batch_size < _AT_ONCE
-        return ManyChains(_FEW_CHAINS if is_few else _MANY_CHAINS, density.n_dim)
+        return ManyChains((1 if is_few else 2) * _FEW_CHAINS, density.n_dim)
 
     def comes_first(self, found: ManyChains, *, by_rows: bool) -> bool:
         """Tell whether a Gaussian fit takes draws: with exact expectations, it is had at once, and seldom far off."""
@@ -354,7 +352,7 @@ def _values_of(functionals: Functionals, theta: Array) -> Array:
 
 def _n_gradients(found: ManyChains) -> float:
     """Return the gradients that are expected."""
-    return float(found.n_chains * _ITERATIONS * _STEPS * found.n_dim**0.25)
+    return float(found.n_chains * _GRADIENTS * found.n_dim**0.25)
 
 
 def _each(density: ModelDensity) -> float:

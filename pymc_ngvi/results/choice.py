@@ -20,7 +20,7 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.messages import Failed, Reason, Unavailable, logger
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
-from pymc_ngvi.core.sizes import POSTERIORS
+from pymc_ngvi.core.sizes import POSTERIORS, SLIGHT
 from pymc_ngvi.core.status import Elbo, NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
@@ -42,7 +42,7 @@ from pymc_ngvi.fitting.record import (
     spared,
 )
 from pymc_ngvi.fitting.session import FitSession, first_state
-from pymc_ngvi.marginal.exact import efficiency_of, is_even, is_nearly_even
+from pymc_ngvi.marginal.exact import efficiency_of, is_even
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS, PosteriorKind, PosteriorStart, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
@@ -378,7 +378,7 @@ class Candidates[A: NGVIApproximation]:
 
         def is_off(density: ModelDensity, q: GaussianState) -> bool:
             has_others = any(not mode.is_equal for mode in self._record_of_fit.modes)
-            return has_others or (is_quick and not is_nearly_even(density, q)) or _is_off(gaussian)
+            return has_others or (is_quick and not is_even(density, q, SLIGHT)) or _is_off(gaussian)
 
         if bool(self._offers) and self._of_gaussian(is_off, otherwise=True):
             self._try_in_turn()

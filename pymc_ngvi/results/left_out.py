@@ -377,14 +377,14 @@ def _by_fits(
         if parts.are_whole:
             more: _Fit = replace(whole, log_scored=whole.log_out[:, [number]]), evidence()
         else:
-            more = without(np.setdiff1d(part.rows_out(0), rows_of_set(part.scored, score)), part)
+            more = without(np.setdiff1d(rows_of_set(part.out, 0), rows_of_set(part.scored, score)), part)
         return _ratio(more, less, score, good)
 
     n_failed = 0
     for number in again:
         part, of_part = parts.only(number), np.flatnonzero(parts.part == number)
         try:
-            less = without(part.rows_out(0), part)
+            less = without(rows_of_set(part.out, 0), part)
             result[of_part] = [score_of(score, part, less, number) for score in range(len(part.part))]
         except Exception:  # whatever it is: the others go on
             logger.debug("A fit without a part failed.", exc_info=True)

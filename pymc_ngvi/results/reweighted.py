@@ -21,7 +21,7 @@ from scipy.special import softmax
 from pymc_ngvi.core.importance import Estimate, Weights, khat_limit, log_mean, weigh
 from pymc_ngvi.core.messages import listed, shortened, warn
 from pymc_ngvi.core.prices import rounded_up
-from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MOST_NUMBERS, N_SHOWN, seed_of
+from pymc_ngvi.core.sizes import ENOUGH, FIXED_SEED, HELD, MOST_NUMBERS, N_SHOWN, seed_of
 from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer, OnDraws, unconstrained
@@ -32,13 +32,12 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.marginal.left_out import (
     CoupledRows,
     WithNewRows,
+    beside,
     draws_without_rows,
     integrated_again,
-    skewness_of,
-    with_new_rows,
     with_trees,
 )
-from pymc_ngvi.marginal.pooled import FEWEST, Draws, Pool, PoolState, WeightChecks, WeightedDraws, evenly_picked
+from pymc_ngvi.marginal.pooled import Draws, Pool, PoolState, WeightChecks, WeightedDraws, evenly_picked
 from pymc_ngvi.marginal.proposals import LEAST_DF, StudentMixture
 from pymc_ngvi.results.distributions import LogMarginalLikelihood, Posterior
 from pymc_ngvi.results.predictions import (
@@ -102,7 +101,7 @@ def weighted(
     checks = WeightChecks.of(new, what, tuple(doubts), "", is_of_exact=before is not None and before.checks.is_exact)
     if checks.shortfalls:
         can_be_had = made.effective_size > _NEARLY * n_wanted
-        needed = int(rounded_up(1.2 * FEWEST / max(checks.effective_size, 1.0) * n_wanted))
+        needed = int(rounded_up(1.2 * ENOUGH / max(checks.effective_size, 1.0) * n_wanted))
         if checks.weights_help and can_be_had and needed <= _MOST_WEIGHTED:
             cure = f"Take more draws, draws={needed:_}; or {cure[0].lower()}{cure[1:]}"
         checks = replace(checks, cure=cure)
@@ -899,7 +898,8 @@ def _with_rows(
     known = None
     if len(of_known) and (state := with_trees(posterior.distribution.q)) is not None and not rows.has_known_discrete:
         with contextlib.suppress(CoupledRows):  # weights may do
-            known = with_new_rows(made.theta, state, functools.partial(_log_densities, rows, of_known))
+            logp = functools.partial(_log_densities, rows, of_known)
+            known = beside(made.theta, state.centres, state.forest, logp, state.skew)
     if known is None:
         log_densities = _log_densities(rows, of_known, made.theta)
         known = WithNewRows(log_densities.sum(axis=1), made.theta, np.zeros(len(made.theta)))
@@ -930,7 +930,7 @@ def _draws(posterior: Posterior, draws: int, rng: np.random.Generator) -> tuple[
     state, has_rows = with_trees(posterior.distribution.q), not posterior.changed_data()
     if state is not None:
         doubts = () if posterior.record is None else posterior.record.doubts
-        if skewness_of(state) < _SKEWED:
+        if np.abs(state.skew).max(initial=0.0) < _SKEWED:
             return draws_without_rows(state, draws, rng), doubts
         if has_rows:
             return posterior.distribution.joint(draws, rng), doubts

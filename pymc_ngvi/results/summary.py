@@ -18,12 +18,11 @@ import xarray as xr
 
 from pymc_ngvi.core.importance import MOST_KHAT, khat_limit, pareto_khat, smoothed_tail, tail_length, weigh
 from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent
-from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, seed_of
+from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, SLIGHT, seed_of
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
 from pymc_ngvi.density.constrain import Constrainer, log_densities, term_sums
 from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState, evenly_picked
-from pymc_ngvi.marginal.trees import SAID_ERROR
 from pymc_ngvi.reading.roles import Grouping, Roles, top_level_priors
 from pymc_ngvi.results.diagnosis import (
     budget_of,
@@ -469,7 +468,7 @@ def _thin_tails(posterior: Posterior) -> list[str]:
     """Return a sentence on the standard deviations that few weighted draws decide, where there are such."""
     state, label = posterior.distribution.q, posterior.layout.label
     errors = state.sd_errors if isinstance(state, PoolState) else np.empty(0)
-    worst = [i for i in np.argsort(-errors)[:N_NAMED] if errors[i] > SAID_ERROR]
+    worst = [i for i in np.argsort(-errors)[:N_NAMED] if errors[i] > SLIGHT]
     known = ", ".join(f"of `{label(int(state.globals_[i]))}` within {percent(errors[i])}" for i in worst)
     return [f"Few draws are in thin tails: the standard deviation is known {known} only."] if worst else []
 

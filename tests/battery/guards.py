@@ -413,7 +413,7 @@ GUARDS = {
     ),
     "verdict: rule": Guard(
         "More nodes would change log m; what more candidates change of draws of effects may show it as well.",
-        ((trees, "MOST_RULE_ERROR", np.inf), (trees, "MOST_SHORT", np.inf)),
+        ((trees, "SLIGHT", np.inf), (trees, "MOST_SHORT", np.inf)),
         tries="folded, 6 seeds",
     ),
     # --- nested ---
@@ -463,14 +463,9 @@ GUARDS = {
         ((proposals, "_shrunk_moments", plain_moments),),
         tries=SHRINKAGE,
     ),
-    "tempered weights": Guard(
-        "Proposals that are fitted to a few draws of all the weight.",
-        ((sampler, "tempered", lambda w, least: w), (integral, "tempered", lambda w, least: w)),
-        tries=PLAIN_10,
-    ),
     "tails of hyperparameters": Guard(
         "Proposals that are fitted to draws by their mass have few of them in thin tails.",
-        ((sampler, "_thin_squares", lambda g, weights: np.zeros(len(g))), (sampler, "_MOST_SD_ERROR", np.inf)),
+        ((sampler, "_thin_squares", lambda g, weights: np.zeros(len(g))), (sampler, "SLIGHT", np.inf)),
         tries=NESTED_6,
     ),
     "search for the mode": Guard(

@@ -10,10 +10,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from pymc_ngvi import fit_ngvi
+from pymc_ngvi.core.sizes import ENOUGH
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.moves.chains import ChainCoordinates, phase_points_at, trajectory
 from pymc_ngvi.moves.posterior import (
-    LEAST_SIZE,
     MOST_RHAT,
     N_STARTS,
     Chains,
@@ -285,7 +285,7 @@ def test_a_limit_of_gradients_ends_it_with_figures():
     if checks.rhat > MOST_RHAT:
         assert f"nested R-hat of {checks.slowest} is {checks.rhat:.3f}" in checks.sentence
     else:
-        assert min(checks.bulk, checks.tail) < LEAST_SIZE
+        assert min(checks.bulk, checks.tail) < ENOUGH
 
 
 def test_quantities_have_to_arrive_as_well():

@@ -194,7 +194,7 @@ def test_in_another_posterior_the_gaussian_fit_is_kept(wanted, monkeypatch):
 @pytest.mark.usefixtures("_nested_first")
 def test_a_posterior_that_there_is_is_kept_while_the_next_one_is_made(monkeypatch):
     """Ctrl-C takes neither the nested one away, nor does anything follow it."""
-    monkeypatch.setattr("pymc_ngvi.nested.posterior._EXACT_PAIRS", np.inf)
+    monkeypatch.setattr("pymc_ngvi.nested.posterior.N_PREDICTED", np.inf)
     patch_kind(monkeypatch, "exact", interrupt)
     approx = fit_ngvi(model=in_groups(), **QUIET)
     assert approx.is_nested

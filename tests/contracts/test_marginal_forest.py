@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from pymc_ngvi.core.messages import Unavailable
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.marginal.quadrature import MOST_GLOBALS, MOST_LEVELS, NoForest, find_forest
+from pymc_ngvi.marginal.quadrature import MOST_GLOBALS, MOST_LEVELS, find_forest
 
 
 def pattern_of(n_globals, blocks):
@@ -179,7 +180,7 @@ def test_crossed_effects_of_which_one_has_few_levels():
             forest = find_forest(pattern, pattern.n_dim)
             assert (forest.n_globals, forest.n_local, forest.n_levels) == (2 + n_few, n_many, 1)
         else:
-            with pytest.raises(NoForest):
+            with pytest.raises(Unavailable):
                 find_forest(pattern, pattern.n_dim)
 
 

@@ -254,7 +254,7 @@ def test_files_keep_it(tmp_path):
     assert_array_equal(again.chains().posterior["slope"], approx.chains().posterior["slope"])
 
 
-@pytest.mark.parametrize("name", ["x", "log_p"])
+@pytest.mark.parametrize("name", ["x", "logp"])
 def test_arrays_that_do_not_go_together(name):
     tree = moved(overdispersed).to_datatree()
     group = tree["approximation"].to_dataset()

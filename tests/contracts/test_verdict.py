@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pymc_ngvi.core.sizes import ENOUGH, SLIGHT
 from pymc_ngvi.core.verdict import MOST_BEYOND, Against, Condition, Verdict, beyond_reach
 from pymc_ngvi.marginal.pooled import LEAST_TAIL
 from pymc_ngvi.marginal.sampler import size_asked
@@ -12,12 +13,9 @@ from pymc_ngvi.marginal.trees import (
     MOST_ERROR,
     MOST_KHAT,
     MOST_LOST,
-    MOST_RULE_ERROR,
     MOST_SHORT,
-    SAID_ERROR,
     Checks,
 )
-from pymc_ngvi.moves.posterior import LEAST_SIZE as LEAST_MOVED
 from pymc_ngvi.moves.posterior import MOST_HEIGHT, MOST_LIMIT_ERROR, MOST_RHAT, MovedChecks
 from pymc_ngvi.nested.posterior import MOST_MOVED, MOST_VARIANCE, NestedChecks
 
@@ -31,7 +29,7 @@ MOVED = MovedChecks(
 CONDITIONS = {
     (TREES, "khat"): (MOST_KHAT - 0.01, MOST_KHAT + 0.3, "k-hat of the weights of the global parameters is 0.80"),
     (TREES, "effective_size"): (size_asked(4), size_asked(4) - 1.0, "effective size of the draws is 399, below 400"),
-    (TREES, "rule_error"): (MOST_RULE_ERROR, MOST_RULE_ERROR + 0.01, "the quadrature has not settled with 9 nodes"),
+    (TREES, "rule_error"): (SLIGHT, SLIGHT + 0.01, "the quadrature has not settled with 9 nodes"),
     (TREES, "lost"): (MOST_LOST, MOST_LOST + 0.01, "1.5 % of the draws have quadrature nodes off their centres"),
     (TREES, "elsewhere"): (MOST_SHORT, 0.08, "a group effect has 8 % of its mass at another mode"),
     (TREES, "effects"): (MOST_SHORT - 1e-6, MOST_SHORT + 0.05, "of draws of one group effect is 8 % off"),
@@ -50,7 +48,7 @@ CONDITIONS = {
     (MOVED, "beyond"): (MOST_BEYOND, 0.9, "90 % of a variance is farther out than all draws"),
     (MOVED, "limit_error"): (MOST_LIMIT_ERROR, 0.3, "a 5 or 95 % limit is known to 0.30 standard deviations only"),
     (MOVED, "height"): (MOST_HEIGHT, MOST_HEIGHT + 1.0, "narrow peak"),
-    (MOVED, "bulk"): (LEAST_MOVED, LEAST_MOVED - 1.0, f"{LEAST_MOVED - 1:,.0f}"),
+    (MOVED, "bulk"): (ENOUGH, ENOUGH - 1.0, f"{ENOUGH - 1:,.0f}"),
     (MOVED, "peak"): (1e3, 50.0, "an effective sample size of 50"),
 }
 #: A posterior without these can be relied on, but not be called exact; with few draws, it is exact, but known roughly.
@@ -146,7 +144,7 @@ def test_khat_counts_with_its_error():
 
 def test_what_is_said():
     assert TREES.sentence == "Exact up to simulation error (effective sample size 1,900), of the mode that was found."
-    assert "a standard deviation" not in replace(TREES, sd_error=SAID_ERROR).sentence
+    assert "a standard deviation" not in replace(TREES, sd_error=SLIGHT).sentence
     assert "1,900; a standard deviation is known to 9 % only)" in replace(TREES, sd_error=0.09).sentence
     assert "Exact up to simulation error" in NESTED.sentence
     assert "Exact, known to 6 % by weights" in replace(NESTED, effective_size=290.0).sentence

@@ -12,7 +12,7 @@ from scipy import stats
 import pymc_ngvi
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.core.importance import WeightVerdict, khat_limit, weigh
+from pymc_ngvi.core.importance import WeightVerdict, khat_error, khat_limit, weigh
 from pymc_ngvi.core.verdict import NOT_TESTED
 from pymc_ngvi.results.diagnosis import PART, SECONDS, context_of
 
@@ -131,7 +131,7 @@ def test_error_of_khat_is_its_scatter(shape):
     found = [weigh(ratio, np.zeros(4_000))[1] for ratio in ratios]
     scatter = np.std([weights.khat for weights in found], ddof=1)
     # Four standard errors of a standard deviation from 60 values, .37, and the theory is for many draws in the tail.
-    np.testing.assert_allclose(np.mean([weights.khat_se for weights in found]), scatter, rtol=0.4)
+    np.testing.assert_allclose(np.mean([khat_error(weights.khat, 4_000) for weights in found]), scatter, rtol=0.4)
 
 
 # --- what a summary says, and cures -----------------------------------------------------------------------------------
