@@ -571,7 +571,7 @@ class Posterior:
         sums = () if self.density.summed is None else tuple(map(np.flatnonzero, self.density.summed.weights))
         q = self.distribution  # what the components of a mixture have in common is the pattern of the model
         own = None if isinstance(q.q, MixtureState) else getattr(q.gaussian, "structure", None)
-        arrow = own if isinstance(own, Partition) else getattr(own, "partition", None)
+        arrow = own if isinstance(own, Partition) else None
         return ModelStructure(self.layout, self.pattern, arrow, sums=sums)
 
     @property
