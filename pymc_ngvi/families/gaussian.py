@@ -884,8 +884,8 @@ class BlockStructure(Partition, Structure):
     def whole(self, parts: list[Array]) -> Array:
         """Return the vectors of parts."""
         result = np.empty((parts[0].shape[1], self.n_dim))
-        for (_, _, where), part in zip(self.stacks, parts, strict=True):
-            result[:, self.order[where]] = part.swapaxes(0, 1).reshape(len(result), -1)
+        for (n, size, where), part in zip(self.stacks, parts, strict=True):
+            result[:, self.order[where]] = part.swapaxes(0, 1).reshape(len(result), n * size)
         return result
 
 
