@@ -85,6 +85,8 @@ class Slots:
         _check_is_dict(entry)
         data = data_in(model).keys()
         observed = {rv.name: model.rvs_to_values[rv] for rv in model.observed_RVs}
+        if not data and not observed:
+            raise ValueError("The model has neither pm.Data nor observed variables: there are no data to change.")
         dims = frozenset(name for name in entry if name in model.coords and name not in data | observed.keys())
         names, constant = {}, []
         for name in entry:

@@ -273,7 +273,7 @@ class Functionals:
 
     def affordable(self, seconds: float) -> int:
         """Return how many draws can be evaluated in estimated seconds, beside some that always may be."""
-        return int((_PART * seconds + _FLOOR) / max(self.seconds, np.finfo(np.float64).tiny))
+        return int((_PART * seconds + _FLOOR) / max(self.seconds, np.finfo(np.float64).eps))
 
     def where(self, column: int) -> tuple[Group, int]:
         """Return the group of a column, and which of its columns that is."""

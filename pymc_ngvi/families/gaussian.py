@@ -196,10 +196,10 @@ def _lower_solve(factor: Array, curvature: Array) -> Array:
 
 def _outer(left: Array, right: Array) -> Array:
     """Return the lower triangle of the mean of left_b right_b^T."""
-    right = right / left.shape[-2]
+    n = left.shape[-2]
     if _are_numbers(left):
-        return np.einsum("...ni,...ni->...i", left, right)[..., None, :]
-    return linalg.lower_triangle(left.mT @ right)
+        return np.einsum("...ni,...ni->...i", left, right)[..., None, :] / n
+    return linalg.lower_triangle(left.mT @ (right / n))
 
 
 def _mirrored(lower: Array) -> Array:
@@ -884,8 +884,8 @@ class BlockStructure(Partition, Structure):
     def whole(self, parts: list[Array]) -> Array:
         """Return the vectors of parts."""
         result = np.empty((parts[0].shape[1], self.n_dim))
-        for (_, _, where), part in zip(self.stacks, parts, strict=True):
-            result[:, self.order[where]] = part.swapaxes(0, 1).reshape(len(result), -1)
+        for (n, size, where), part in zip(self.stacks, parts, strict=True):
+            result[:, self.order[where]] = part.swapaxes(0, 1).reshape(len(result), n * size)
         return result
 
 

@@ -218,7 +218,7 @@ def _is_correlation(draws: xr.DataArray) -> bool:
 
 
 def _below_diagonal(draws: xr.DataArray) -> xr.DataArray:
-    """Return the correlations below the diagonal of a matrix, each named by its row and its column."""
+    """Return the correlations below the diagonal of a matrix, each named by its column and its row."""
     rows, columns = (draws.get_index(dim) for dim in draws.dims if dim not in _SAMPLE)
     dim, (later, earlier) = f"{draws.name}_pair", np.tril_indices(len(rows), -1)
     found = draws.isel({rows.name: xr.DataArray(later, dims=dim), columns.name: xr.DataArray(earlier, dims=dim)})

@@ -175,6 +175,11 @@ def test_an_exact_lognormal_total_is_no_alarm(seed, normal):
     assert "Computed" in str(diagnosis)
 
 
+def test_what_takes_no_time_is_affordable_in_any():
+    predictors_alone = Functionals((), lambda theta: {}, 0.0, None)
+    assert predictors_alone.affordable(1e6) > 10_000
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_predictors_are_compared_where_there_is_no_deterministic(seed):
     """The mean of a regression is that of its predictors: right in each coefficient, wrong in sums of these."""

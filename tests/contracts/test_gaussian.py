@@ -208,6 +208,13 @@ def root_of(state):
 
 
 @each_case
+def test_no_draws_are_none(case):
+    none = np.empty((0, case.n_dim))
+    assert case.state.draws(none).shape == case.state.whiten(none).shape == none.shape
+    assert case.state.log_density(none).shape == (0,)
+
+
+@each_case
 def test_distribution_is_that_of_a_multivariate_normal(case):
     state, reference = case.state, stats.multivariate_normal(case.mean, case.cov)
     theta = case.mean + case.rng.standard_normal((6, case.n_dim))
