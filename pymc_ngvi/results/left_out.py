@@ -278,8 +278,10 @@ def _predictives(
         )
     theta, log_weights = _draws(posterior, n, rng)
     worth = posterior.distribution.effective(n, of_globals=True)
-    # One draw many times is no tail of weights: their k-hat would be too small.
-    theta, first, counts = np.unique(theta, axis=0, return_index=True, return_counts=True)
+    # One draw many times is no tail of weights: their k-hat would be too small. Copies have the same sum.
+    sums = (theta * np.sqrt(np.arange(1.0, theta.shape[1] + 1.0))).sum(axis=1)
+    _, first, counts = np.unique(sums, return_index=True, return_counts=True)
+    theta = theta[first]
     return Predictives(
         log_weights[first] + np.log(counts), *_sums(elementwise, theta, parts), min(worth / len(theta), 1.0)
     )

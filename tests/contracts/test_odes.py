@@ -91,6 +91,18 @@ def test_hessians_are_differences_of_gradients():
     np.testing.assert_allclose(density.hessian(theta[None])[0], np.array(moved) / (2 * step), rtol=1e-3, atol=2e-3)
 
 
+@pytest.fixture(name="integrations")
+def _integrations(monkeypatch):
+    calls, inner = [], odes._solve
+
+    def solve(equations_, order, both):
+        calls.append((order, len(both)))
+        return inner(equations_, order, both)
+
+    monkeypatch.setattr(odes, "_solve", solve)
+    return calls
+
+
 def test_one_integration_gives_all_draws_and_derivatives(integrations):
     density = LogDensity(predator_model(), "quick")
     theta = density.initial_point() + 0.1 * np.random.default_rng(3).normal(size=(7, 5))

@@ -19,6 +19,7 @@ from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.fitting import progress
 from pymc_ngvi.fitting.progress import announced
+from pymc_ngvi.posteriors import plan
 from pymc_ngvi.posteriors.plan import Decision, TimeBudget
 from pymc_ngvi.results.diagnosis import context_of
 
@@ -33,6 +34,13 @@ def skewed():
 
 def fit(model, **options):
     return fit_ngvi(model, random_seed=1, progressbar=False, **options)
+
+
+@pytest.fixture(name="scarce")
+def _scarce(monkeypatch):
+    """No posterior may follow a fit for long."""
+    monkeypatch.setattr(plan, "_ALWAYS", 0.0)
+    monkeypatch.setattr(plan, "_MOST_WORK", 0.01)
 
 
 # --- what may be taken ------------------------------------------------------------------------------------------------
