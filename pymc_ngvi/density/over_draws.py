@@ -53,6 +53,8 @@ class OnDraws:
 
     def reseed(self, random_seed: int) -> None:
         """Seed the random numbers that the outputs draw."""
+        if self._batched is None:
+            _ = self._plain  # which is compiled before: PyMC seeds what it compiles
         reseed_rngs(self._rngs, random_seed)
 
     def __call__(self, theta: Array) -> list[AnyArray]:
