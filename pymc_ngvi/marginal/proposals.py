@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import gammaln, stdtrit
 
 from pymc_ngvi.core.draws import END, sobol_points
+from pymc_ngvi.core.importance import effective_size
 from pymc_ngvi.core.linalg import SMALL, TINY, logsumexp, solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Indices
@@ -307,6 +308,14 @@ def _few(weights: Array, n: int) -> tuple[Indices, Array]:
 def mixture_of(means: Array, factors: Array, df: float) -> StudentMixture:
     """Return components of the same shares."""
     return StudentMixture(np.full(len(means), 1.0 / len(means)), means, factors, df)
+
+
+def tempered(log_weights: Array, least: float) -> Array:
+    """Return weights to a power, at most 1, with which the effective size is ``least``, as far as that can be had."""
+    power = 1.0
+    while effective_size(power * log_weights) < least and power > 0.05:
+        power *= 0.8
+    return power * log_weights
 
 
 def best_proposal(
