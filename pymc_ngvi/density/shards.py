@@ -376,10 +376,8 @@ class Shard:
             observed, own = ({str(rv.name) for rv in rvs} for rvs in (model.observed_RVs, model.free_RVs))
             names = (name.removesuffix("_observed") for name in sorted(observed) if name.endswith("_observed"))
             lacking = tuple(name for name in names if f"{name}_unobserved" in own)
-            free, layout = (
-                model.free_RVs,
-                Layout.from_model(model, model.initial_point(random_seed=0)),
-            )
+            free = model.free_RVs
+            layout = Layout.from_model(model, model.initial_point(random_seed=0))
             signature = dict[str, VariableForm]()
             for v in layout.variables:
                 dims = tuple(model.named_vars_to_dims.get(v.name) or ())

@@ -532,11 +532,11 @@ class StreamDensity(Sum):
         is_last = n_read >= self.total_size
         if n_read > self.total_size or (is_last and self._source.has_more(seed, following)):
             raise self._another_size(place, f"has more than {self.total_size:,} rows")
-        print_ = hashlib.blake2b()  # of shapes, and of the first rows
+        digest = hashlib.blake2b()  # of shapes, and of the first rows
         for name, array in arrays.items():
-            print_.update(f"{name}{array.shape}".encode())
-            print_.update(np.ascontiguousarray(array[:_N_PRINTED]).tobytes() if array.ndim else array.tobytes())
-        return Batch(which, n_rows, is_last, print_.hexdigest())
+            digest.update(f"{name}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array[:_N_PRINTED]).tobytes() if array.ndim else array.tobytes())
+        return Batch(which, n_rows, is_last, digest.hexdigest())
 
     def _another_size(self, place: Place, has: str) -> BatchError:
         return BatchError(

@@ -267,14 +267,14 @@ class Way(NamedTuple):
 
 
 def each(facts: Facts, condition: Variable | None = None, *, branch: bool = True) -> Way:
-    """Return element by element, broadcast; where a known condition says ``branch``, if there is one."""
+    """Return the way element by element, broadcast; where a known condition says ``branch``, if there is one."""
     if condition is None or not facts.is_known(condition):
         return Way(lambda part: part)
     return Way(lambda part: part.kept(np.asarray(facts.value(condition)).astype(bool) == branch))
 
 
 def over(axes: tuple[int, ...], *, keepdims: bool = False) -> Way:
-    """Return all elements along some axes, which the output has not, or has others in the place of."""
+    """Return the way of all elements along some axes, which the output has not, or has others in the place of."""
     return Way(lambda part: part.reduced(axes, keepdims=keepdims), axes)
 
 

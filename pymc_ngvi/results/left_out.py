@@ -1,7 +1,6 @@
 """Densities of data: marginal likelihoods, and of parts that are left out, by weights or by fits."""
 
 import functools
-import logging
 import time
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from scipy import sparse
 
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, Estimate, bridge, khat_limit, log_mean, smoothed
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import NotApart, suggestion
+from pymc_ngvi.core.messages import NotApart, logger, suggestion
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.sizes import AT_ONCE, HELD, MOST_NUMBERS, N_PREDICTED, N_SHOWN, seed_of
 from pymc_ngvi.core.types import Array, Bools, GaussianState, Indices
@@ -169,8 +168,6 @@ def site_moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Arr
 
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
-
-logger = logging.getLogger("pymc.ngvi")
 
 # --- marginal likelihoods of exact, nested and moved posteriors: of all data, and of each group given the others ---
 

@@ -102,8 +102,7 @@ def test_minibatch():
     density = LogDensity(logistic(x, y, total_size=N), "quick")
     theta, rng = models.random_points(density, 2, 3), np.random.default_rng(4)
     for _ in range(3):  # compiled once
-        [index] = density.minibatches._indices.values()
-        rows = index.rows.get_value()
+        [rows] = [rows.get_value() for rows in density.minibatches.rows]
         check(density, lambda point, rows=rows: logistic_rows(point, rows), logistic_prior, theta, scale=N / 8)
         density.next_batch(rng)
 

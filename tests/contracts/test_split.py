@@ -175,7 +175,7 @@ def test_parts_are_those_of_the_whole(make, rng, monkeypatch):
     g, b = theta[:, forest.globals_], theta[:, forest.locals_]
     nodes = b[:, None] + 0.3 * rng.normal(size=(6, 3, forest.n_local))
     expected = whole.terms(g, nodes)
-    monkeypatch.setattr(parts, "_CACHED", 64)
+    monkeypatch.setattr(parts, "CACHED", 32)
     terms = terms_of(density, forest)
     assert len(terms.plan(6, 3).parts) > 1
     for found, part in zip(terms.terms(g, nodes), expected, strict=True):
