@@ -177,7 +177,7 @@ def test_parts_are_those_of_the_whole(make, rng, monkeypatch):
     expected = whole.terms(g, nodes)
     monkeypatch.setattr(parts, "CACHED", 32)
     terms = terms_of(density, forest)
-    assert len(terms.plan(6, 3).parts) > 1
+    assert len(terms.plan(forest, 6, 3).parts) > 1
     for found, part in zip(terms.terms(g, nodes), expected, strict=True):
         np.testing.assert_allclose(found, part, rtol=1e-10, atol=1e-12)
 
