@@ -463,6 +463,11 @@ GUARDS = {
         ((proposals, "_shrunk_moments", plain_moments),),
         tries=SHRINKAGE,
     ),
+    "tempered weights": Guard(
+        "Proposals that are fitted to a few draws of all the weight.",
+        ((sampler, "tempered", lambda w, least: w),),
+        tries=f"{PLAIN_10}; the walk with counts of tests/public/test_fuzzed.py: refused with one seed of five",
+    ),
     "tails of hyperparameters": Guard(
         "Proposals that are fitted to draws by their mass have few of them in thin tails.",
         ((sampler, "_thin_squares", lambda g, weights: np.zeros(len(g))), (sampler, "SLIGHT", np.inf)),
