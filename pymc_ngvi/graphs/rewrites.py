@@ -302,8 +302,8 @@ _solve = dfs_rewriter(_eliminate, batched_vector_b_solve_to_matrix_b_solve)
 def solve_at_once(fgraph: FunctionGraph) -> bool:
     """Solve with one matrix for many vectors at once, by elements or as columns; tell whether there was such a node.
 
-    PyTensor makes columns of them, too, but too late: once the matrix has an axis of draws, each vector of each draw is solved for by
-    a call of its own.
+    PyTensor makes columns of them, too, but too late: once the matrix has an axis of draws, each vector of each draw is
+    solved for by a call of its own.
     """
     found = any(_solves_one_by_one(node) for node in fgraph.apply_nodes)
     if found:
