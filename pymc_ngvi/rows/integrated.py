@@ -270,14 +270,6 @@ class _Place:
         root = np.sqrt(u * u + _BEND**2)
         return self.centre + self.scale * u + self.bend * (root - _BEND), self.scale + self.bend * (u / root)
 
-    def at_all(self, u: Array) -> tuple[Array, Array]:
-        """Return the same at nodes, (n,): (n, n_points, n_rows) each."""
-        root, shape = np.sqrt(u * u + _BEND**2), (len(u), *self.centre.shape)
-        terms = np.stack([self.centre, self.scale, self.bend]).reshape(3, -1)
-        z = np.stack([np.ones(len(u)), u, root - _BEND], axis=1) @ terms
-        slope = np.stack([np.ones(len(u)), u / root], axis=1) @ terms[1:]
-        return z.reshape(shape), slope.reshape(shape)
-
 
 @dataclass(frozen=True, eq=False)
 class _Integrand:
@@ -434,7 +426,7 @@ _FINE_NODES = _nodes_at(1)
 
 def _integrand(of: _Integrand, place: _Place, nodes: Array) -> tuple[Array, Array]:
     """Return the logarithm of what is integrated over z, and dz / du, at nodes, (n_nodes, n_points, n_rows) each."""
-    z, slope = place.at_all(nodes)
+    z, slope = place.at(nodes[:, None, None])
     return of(z), slope
 
 

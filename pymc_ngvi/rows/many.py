@@ -328,19 +328,14 @@ class ManyRowsLeft(ManyRows):
         eta = (self.maps.offset[:, :, None] + self.maps.times(x)).reshape(-1, m)
         result = np.empty((n, self.narrowing.n_inside, m))
         result[:, self.narrowing.kept] = x
-        for effects, function, group, of_prior in self._each():
+        groups = zip(self.own, self.narrowing.effects.groups, self.narrowing.groups, self.functions, strict=False)
+        for effects, group, map_, function in groups:
             assert isinstance(function.function, Integrated)
             points = [np.ascontiguousarray(eta[at].T) for at in function.index.T]
             z = normals(function.function, points, function.data).reshape(m, n, -1).transpose(1, 2, 0)
-            moved = effects.mean[:, :, None] + effects.sd[:, :, None] * z - eta.reshape(n, -1, m)[:, of_prior]
+            moved = effects.mean[:, :, None] + effects.sd[:, :, None] * z - eta.reshape(n, -1, m)[:, map_.p]
             result[:, group.coordinates] = moved / effects.ratio[:, :, None]
         return result
-
-    def _each(self) -> Iterator[tuple[_OwnEffects, RowFunction, OwnGroup, Indices]]:
-        """Yield the effects of each group, their rows, and the predictors of their priors."""
-        groups = self.narrowing.effects.groups
-        of_priors = (map_.p for map_ in self.narrowing.groups)
-        return zip(self.own, self.functions[: len(groups)], groups, of_priors, strict=True)
 
 
 class Narrowing:
