@@ -793,7 +793,7 @@ def _summand(
     except NotApart as error:
         weighed = pt.sum(total.reshape(facts.shape(var)) * var)
         whole = _whole(var, total, weighed, predictors, dependences)
-        return Summand([], weighed, error.sentence, weights) if whole is None else Summand([whole], None, "", weights)
+        return Summand([], weighed, str(error), weights) if whole is None else Summand([whole], None, "", weights)
     return Summand(made, None, "", weights)
 
 

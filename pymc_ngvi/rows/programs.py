@@ -13,7 +13,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from scipy import special
 
 from pymc_ngvi.core import scalars
-from pymc_ngvi.core.messages import Reason, RefusedFor
+from pymc_ngvi.core.messages import Refused
 from pymc_ngvi.core.types import AnyArray
 
 # --- straight lines of scalar operations: values that can be compared, kept, differentiated, and evaluated ---
@@ -391,10 +391,8 @@ class OnNumPy:
 # --- the writer of programs ---
 
 
-class CannotFollow(RefusedFor):
+class CannotFollow(Refused):
     """An operation is not known, or has no derivative."""
-
-    reason = Reason.NO_RULE
 
 
 @dataclass(frozen=True, eq=False)
