@@ -30,7 +30,16 @@ import numpy as np
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, BaseDraws, Density, Evaluation, MeanHessian, Target, WhitenedHessian, Whitener
+from pymc_ngvi.core.types import (
+    Array,
+    BaseDraws,
+    Density,
+    Evaluation,
+    GaussianState,
+    MeanHessian,
+    Target,
+    WhitenedHessian,
+)
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.adaptive import Adaptive
 from pymc_ngvi.methods.estimators import Moments, Update, price
@@ -185,7 +194,7 @@ class Pooled:
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess log p over draws and minibatches: a batch has a pattern, where their mean may not."""
 
-        def whitened(state: Whitener) -> Array:
+        def whitened(state: GaussianState) -> Array:
             return np.mean(self.on_each(lambda: self._target.mean_hessian(theta).whitened(state)), axis=0)
 
         return WhitenedHessian(whitened)

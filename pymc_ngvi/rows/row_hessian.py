@@ -15,7 +15,7 @@ from pymc_ngvi.core.messages import OtherForm, TooDenseError
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, Dependence, Ints, Pairs
-from pymc_ngvi.core.types import Array, MeanHessian, Rooted, Whitener
+from pymc_ngvi.core.types import Array, GaussianState, MeanHessian
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, row_slices
 from pymc_ngvi.rows.linear_map import LinearMap, consecutive
 
@@ -66,14 +66,13 @@ class PredictorMeanHessian(MeanHessian):
     def _dense(self) -> Array:
         return self.linear.quadratic(self.matrix)
 
-    def whitened(self, state: Whitener) -> Array:
+    def whitened(self, state: GaussianState) -> Array:
         """Return the whitened curvature, as a state stores it."""
-        if not isinstance(state, Rooted):
+        root = getattr(state, "root", None)  # C as a dense matrix, of a family that has it
+        if root is None or np.count_nonzero(root) > len(root):
             return super().whitened(state)
-        scale = np.diagonal(state.root)
-        if np.count_nonzero(state.root) == len(scale):  # coordinates that are independent
-            return -scale[:, None] * self._dense * scale
-        return super().whitened(state)
+        scale = np.diagonal(root)  # coordinates are independent
+        return -scale[:, None] * self._dense * scale
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
