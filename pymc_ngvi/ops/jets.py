@@ -20,7 +20,7 @@ from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import toposort
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.linalg import (
     Cholesky,
@@ -37,6 +37,7 @@ from pytensor.tensor.math import Any as AnyTrue
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
+from pymc_ngvi.core.linalg import or_nan
 from pymc_ngvi.core.types import AnyArray, Array, Indices
 from pymc_ngvi.graphs.backends import performed
 from pymc_ngvi.graphs.loops import short_log_add_exp
@@ -522,22 +523,6 @@ class Movement:
 
 
 @structural.register
-def _dim_shuffle(op: DimShuffle, node: Apply, kinds: _Kinds) -> Rule:
-    """Return the rule of a view, which is quicker than what is gathered."""
-    kept = [axis for axis in op.new_order if axis != "x"]
-    dropped = [axis for axis in range(node.inputs[0].type.ndim) if axis not in kept]
-    order, is_new = (0, 1, *[_LEAD + axis for axis in (*kept, *dropped)]), [axis == "x" for axis in op.new_order]
-
-    def rule(space: Space, x: AnyArray) -> AnyArray:
-        x = x.transpose(order)
-        lengths = iter(x.shape)
-        lead = next(lengths), next(lengths)
-        return x.reshape(*lead, *[1 if new else next(lengths) for new in is_new])
-
-    return rule
-
-
-@structural.register
 def _length(op: Shape_i, node: Apply, kinds: _Kinds) -> Rule:
     return lambda space, x: np.full((1, 1), x.shape[_LEAD + op.i])
 
@@ -634,27 +619,11 @@ def _products(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
     return out
 
 
-def _or_nan(function: Callable[..., AnyArray], *arrays: AnyArray) -> AnyArray:
-    """Return a function of many matrices; NaN for those for which it fails."""
-    try:
-        return function(*arrays)
-    except np.linalg.LinAlgError:
-        batch = np.broadcast_shapes(*[x.shape[:-2] for x in arrays])
-        arrays = tuple(np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in arrays)
-        out = np.full(arrays[-1].shape, np.nan)
-        for at in np.ndindex(*batch):
-            try:
-                out[at] = function(*[x[at] for x in arrays])
-            except np.linalg.LinAlgError:
-                continue
-        return out
-
-
 def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
-    value = _or_nan(np.linalg.solve, a[:1], b[:1])
+    value = or_nan(np.linalg.solve, a[:1], b[:1])
     if len(a) == len(b) == 1:
         return value
-    inverse, n = _or_nan(np.linalg.inv, a[:1]), space.n_dim
+    inverse, n = or_nan(np.linalg.inv, a[:1]), space.n_dim
     rest = b[1:] if len(a) == 1 else (b[1:] if len(b) > 1 else 0.0) - np.matmul(a[1:], value)
     out = space.lifted(value)
     out[1 : 1 + n] = np.matmul(inverse, rest[:n])
@@ -667,10 +636,10 @@ def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
 def _lower_factor(space: Space, a: AnyArray) -> AnyArray:
     """Return L of A = L L'; only the lower triangle of A is read."""
     a = np.tril(a) + np.tril(a, -1).mT
-    factor = _or_nan(np.linalg.cholesky, a[:1])
+    factor = or_nan(np.linalg.cholesky, a[:1])
     if len(a) == 1:
         return factor
-    inverse, n = _or_nan(np.linalg.inv, factor), space.n_dim
+    inverse, n = or_nan(np.linalg.inv, factor), space.n_dim
     half = np.tril(np.ones(a.shape[-2:])) - 0.5 * np.eye(a.shape[-1])
 
     def derivatives(of_product: AnyArray) -> AnyArray:
@@ -687,7 +656,7 @@ def _signs_and_log_determinants(space: Space, a: AnyArray) -> list[AnyArray]:
     sign, value = np.linalg.slogdet(a[:1])
     if len(a) == 1:
         return [sign, value]
-    relative = np.matmul(_or_nan(np.linalg.inv, a[:1]), a[1:])
+    relative = np.matmul(or_nan(np.linalg.inv, a[:1]), a[1:])
     out = space.lifted(value)
     out[1:] = np.trace(relative, axis1=-2, axis2=-1)
     if space.order == 2:

@@ -199,16 +199,14 @@ class ManyRows:
         """Return some of them, in that order."""
         if len(which) == len(self) and (which == np.arange(len(self))).all():
             return self
-        functions = [self._some(f, which) for f in self.functions]
+        functions, starts = list[RowFunction](), self.slope.shape[1] * np.arange(len(which))
+        for function in self.functions:
+            per = len(function.index) // len(self)
+            index = (function.index[:per] + starts[:, None, None]).reshape(-1, function.k)
+            functions.append(function.some((per * which[:, None] + np.arange(per)).ravel(), index))
         return replace(
             self, maps=self.maps[which], functions=functions, slope=self.slope[which], constant=self.constant[which]
         )
-
-    def _some(self, function: RowFunction, which: Indices) -> RowFunction:
-        n, n_predictors = len(self), self.slope.shape[1]
-        per = len(function.index) // n
-        index = function.index[:per] + n_predictors * np.arange(len(which))[:, None, None]
-        return function.some((per * which[:, None] + np.arange(per)).ravel(), index.reshape(-1, function.k))
 
     @functools.cached_property
     def at(self) -> EntriesAt:

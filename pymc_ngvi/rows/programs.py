@@ -104,6 +104,11 @@ def _div(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
     return (-of_divisor if d[0] is None else d[0] - of_divisor) / args[1]
 
 
+def _clip(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    x, low, high = args
+    return x.to("lt", low).to("switch", d[1], x.to("gt", high).to("switch", d[2], d[0]))
+
+
 # --- incomplete beta and gamma functions ---
 
 
@@ -246,13 +251,7 @@ OPERATIONS: dict[str, Operation] = {
     "switch": Operation(np.where, tangent=lambda y, args, d: args[0].to("switch", d[1], d[2]), writes=False),
     "maximum": Operation(np.maximum, tangent=lambda y, args, d: args[0].to("ge", args[1]).to("switch", d[0], d[1])),
     "minimum": Operation(np.minimum, tangent=lambda y, args, d: args[0].to("le", args[1]).to("switch", d[0], d[1])),
-    "clip": Operation(
-        scalars.clip,
-        tangent=lambda y, args, d: args[0].to("lt", args[1]).to(
-            "switch", d[1], args[0].to("gt", args[2]).to("switch", d[2], d[0])
-        ),
-        writes=False,
-    ),
+    "clip": Operation(scalars.clip, tangent=_clip, writes=False),
     # conditions, and what is piecewise constant
     "lt": _condition(np.less),
     "gt": _condition(np.greater),
@@ -571,16 +570,11 @@ _OF_A_KIND: dict[str, Callable[[float], bool]] = {
 }
 
 
-def _by_operation() -> dict[str, list[tuple[list[tuple[Form, ...]], Form]]]:
-    """Return the arguments that fit, in any order that counts for the same, and what is written, by operation."""
-    result: dict[str, list[tuple[list[tuple[Form, ...]], Form]]] = {}
-    for (name, *args), form in _SIMPLER:
-        orders = [tuple(args), tuple(args[::-1])] if name in ("add", "mul") else [tuple(args)]
-        result.setdefault(name, []).append((orders, form))
-    return result
-
-
-_SIMPLER_BY_NAME = _by_operation()
+#: The arguments that fit, in any order that counts for the same, and what is written, by operation.
+_SIMPLER_BY_NAME: dict[str, list[tuple[list[list[Form]], Form]]] = {}
+for (_name, *_args), _form in _SIMPLER:
+    _orders = [_args, _args[::-1]] if _name in ("add", "mul") else [_args]
+    _SIMPLER_BY_NAME.setdefault(_name, []).append((_orders, _form))
 
 
 def _simpler(writer: Writer, name: str, args: Sequence[Written]) -> Written | None:

@@ -26,19 +26,11 @@ from pymc_ngvi.rows.linear_map import LinearMap, consecutive
 _ROUNDING = 1e-8
 
 
-#: What has ``pattern`` and ``summed``: these of a Hessian, known or found when they are asked for.
-type Patterns = Any
-
-
-class Known(NamedTuple):
-    """Patterns that are known."""
+class Patterns(NamedTuple):
+    """Those of a Hessian, where they are known."""
 
     pattern: Pattern | None = None
     summed: SummedPattern | None = None
-
-
-#: Of a Hessian of which no entries will be asked.
-NO_PATTERNS = Known()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,18 +41,19 @@ class PredictorMeanHessian(MeanHessian):
     linear: LinearMap
     #: M; shape (n_predictors, n_predictors).
     matrix: sparse.csr_array
-    #: Entries that `values` and `summed_values` return; asked only where one of these is.
-    entries: Patterns = NO_PATTERNS
+    #: Entries that `values` and `summed_values` return; asked only where one of these is. What finds them, or
+    #: `Patterns`; None where none will be asked.
+    entries: Any = None
 
     @property
     def pattern(self) -> Pattern | None:
         """Entries that `values` returns; None where the matrix counts as dense."""
-        return self.entries.pattern
+        return None if self.entries is None else self.entries.pattern
 
     @property
     def summed(self) -> SummedPattern | None:
         """Entries that `summed_values` returns; None where there are no sums over many coordinates."""
-        return self.entries.summed
+        return None if self.entries is None else self.entries.summed
 
     @functools.cached_property
     def _dense(self) -> Array:
