@@ -453,11 +453,23 @@ def _axes(axes: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
     return tuple(_LEAD + axis % ndim for axis in (range(ndim) if axes is None else axes))
 
 
-class _Facts:
-    """What is known of the inputs of a node: which are the same at all points, and, when it is evaluated, values."""
+class Movement:
+    """The rule of an operation that moves elements, or adds some to others: where they go is found once.
+
+    It tells records what is known of its inputs: which are the same at all points, and, when it is evaluated, values.
+    """
 
     def __init__(self, node: Apply, kinds: _Kinds) -> None:
-        self._kinds, self.values = dict(zip(node.inputs, kinds, strict=True)), dict[Variable, AnyArray]()
+        rule: Any = operation(node.op).elements
+        self._node, self._kinds = node, dict(zip(node.inputs, kinds, strict=True))
+        self._values = dict[Variable, AnyArray]()
+        self._elements = rule(node, self)
+        self._adds = not isinstance(self._elements, Rearranged)
+        self._n = 2 if self._adds else len(self._elements.inputs)
+        if self._elements is None or any(kind is not Kind.KNOWN for kind in kinds[self._n :]):
+            raise CannotFollow(f"the arguments of {node.op} depend on the point")
+        self._varies = not all(isinstance(var, Constant) for var in node.inputs[self._n :])
+        self._places: dict[object, Any] = {}
 
     def is_known(self, var: Variable) -> bool:
         """Tell whether an input is the same at all points."""
@@ -465,26 +477,11 @@ class _Facts:
 
     def value(self, var: Variable) -> AnyArray:
         """Return the value of an input at the first point."""
-        return self.values[var]
+        return self._values[var]
 
     def shape(self, var: Variable) -> tuple[int, ...]:
         """Return the shape of an input."""
-        return self.values[var].shape
-
-
-class Movement:
-    """The rule of an operation that moves elements, or adds some to others: where they go is found once."""
-
-    def __init__(self, node: Apply, kinds: _Kinds) -> None:
-        rule: Any = operation(node.op).elements
-        self._node, self._facts = node, _Facts(node, kinds)
-        self._elements = rule(node, self._facts)
-        self._adds = not isinstance(self._elements, Rearranged)
-        self._n = 2 if self._adds else len(self._elements.inputs)
-        if self._elements is None or any(kind is not Kind.KNOWN for kind in kinds[self._n :]):
-            raise CannotFollow(f"the arguments of {node.op} depend on the point")
-        self._varies = not all(isinstance(var, Constant) for var in node.inputs[self._n :])
-        self._places: dict[object, Any] = {}
+        return self._values[var].shape
 
     def __call__(self, space: Space, *inputs: AnyArray) -> list[AnyArray]:
         """Return the outputs."""
@@ -495,7 +492,7 @@ class Movement:
         places = self._places.get(key)
         if places is None:
             values = [np.asarray(x[0, 0], var.type.dtype) for x, var in zip(inputs, self._node.inputs, strict=True)]
-            self._facts.values = dict(zip(self._node.inputs, values, strict=True))
+            self._values = dict(zip(self._node.inputs, values, strict=True))
             places = self._places[key] = self._found(moved[0].shape[:_LEAD])
         flat = [x if x.ndim == _LEAD + 1 else x.reshape(*x.shape[:_LEAD], -1) for x in moved]
         if self._adds:
@@ -506,7 +503,7 @@ class Movement:
     def _found(self, lead: tuple[int, ...]) -> list[tuple[Any, tuple[int, ...]]]:
         """Return which of all elements each output has, or each that is added is added to, and their shape."""
         if self._adds:
-            origins = [targets(self._node, self._facts)]  # type: ignore[arg-type]
+            origins = [targets(self._node, self)]  # type: ignore[arg-type]
         else:
             origins = [origin - 1 for origin in self._elements.origins(self._elements.numbered()[0])]
         return [(consecutive(origin.ravel()), (*lead, *origin.shape)) for origin in origins]

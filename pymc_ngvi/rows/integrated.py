@@ -185,16 +185,11 @@ class TabulatedRowFunction(RowFunction):
         """Find polynomials by values at the extrema of Chebyshev's."""
         known = self._tables
         known.degree[which] = 0
-        values = np.empty((0, 0))
         for degree in _DEGREES:
-            x = np.cos(np.pi / degree * np.arange(degree + 1))[:, None]
-            if values.size:
-                every = np.empty((degree + 1, len(which)))
-                every[::2], every[1::2] = values, self._direct(x[1::2], which)
-                values = every
-            else:
-                values = self._direct(x, which)
             j = np.arange(degree + 1)
+            points = known.middle[which] + known.half[which] * np.cos(np.pi / degree * j)[:, None]
+            data = [d if d.shape[1] == 1 else d[:, which] for d in known.data]
+            values = evaluated(self.function, [points, *data], points.shape)
             matrix = np.cos(np.pi / degree * np.outer(j, j)) * (2.0 / degree)
             matrix[:, [0, -1]] *= 0.5
             matrix[[0, -1]] *= 0.5
@@ -207,15 +202,9 @@ class TabulatedRowFunction(RowFunction):
             if good.any():
                 known.coefficients[: degree + 1, which[good]] = found[:, good]
                 known.degree[which[good]] = _needed(size[:, good])
-            which, values = which[~good], values[:, ~good]
+            which = which[~good]
             if not len(which):
                 return
-
-    def _direct(self, x: Array, which: Indices) -> Array:
-        known = self._tables
-        points = known.middle[which] + known.half[which] * x
-        data = [d if d.shape[1] == 1 else d[:, which] for d in known.data]
-        return evaluated(self.function, [points, *data], points.shape)
 
 
 def _series(coefficients: Array, x: Array) -> Array:
@@ -240,7 +229,7 @@ def _needed(size: Array) -> Array:
 _REACH, _FIRST = 7.2, 1.2
 #: Change of the logarithm of an integral that is no reason for finer nodes: what is left is about its square. Times
 #: that the rule may be made finer, and over how many widths those of the two sides pass into one another.
-_CHANGE, _FINEST, _BEND = 1e-5, 5, 2.0
+_CHANGE, _FINEST, _BEND = 1e-5, 6, 2.0
 #: Steps to a mode, and part of a width by which they may end beside it; steps to the widths.
 _CLIMBS, _NEAR, _WIDTHS = 40, 0.1, 4
 #: Steps after which longer ones are tried, as far from a mode those of Newton are short where f is exponential; by what
@@ -326,7 +315,7 @@ class Integrated:
 
     def __call__(self, *inputs: Array) -> Sequence[Array]:
         """Return log E[exp f], (n_points, n_rows), from predictors, data, and the slopes a."""
-        return [self._in_parts(_log_mean, inputs, len(_FINE_NODES))]
+        return [self._in_parts(_log_mean, inputs, len(_nodes_at(1)))]
 
     def drawn(self, rng: np.random.Generator, *inputs: Array) -> Array:
         """Return one draw of z given the predictors for each of the points, (n_points, n_rows)."""
@@ -421,9 +410,6 @@ def _nodes_at(level: int) -> Array:
     return np.linspace(-_REACH, _REACH, 1 + round(2.0 * _REACH / _FIRST) * 2**level)
 
 
-_FINE_NODES = _nodes_at(1)
-
-
 def _integrand(of: _Integrand, place: _Place, nodes: Array) -> tuple[Array, Array]:
     """Return the logarithm of what is integrated over z, and dz / du, at nodes, (n_nodes, n_points, n_rows) each."""
     z, slope = place.at(nodes[:, None, None])
@@ -439,27 +425,22 @@ def _sum(heights: Array, slope: Array, top: Array) -> Array:
 
 def _log_mean(of: _Integrand) -> Array:
     """Return log E[exp f], each row by nodes that are as close as it takes."""
-    place = _nodes_of(of)
-    heights, slope = _integrand(of, place, _FINE_NODES)
+    place, rows, spacing = _nodes_of(of), np.arange(of.shape[1]), _FIRST
+    heights, slope = _integrand(of, place, _nodes_at(0))
     top = heights.max(axis=0)
     top = np.where(np.isfinite(top), top, 0.0)
-    coarse = _sum(heights[::2].copy(), slope[::2], top)
-    total = coarse + _sum(heights[1::2], slope[1::2], top)
-    spacing = 0.5 * _FIRST
-    rows = np.flatnonzero((np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0))
-    result = np.log(total * (spacing / _ROOT_2_PI)) + top
-    total, top = total[:, rows], top[:, rows]
-    for level in range(2, 2 + _FINEST):
-        if not len(rows):
-            break
+    total, result = _sum(heights, slope, top), np.empty(of.shape)
+    for level in range(1, 1 + _FINEST):
         new = _nodes_at(level)[1::2]
-        some, own = of.rows(rows), _Place(place.centre[:, rows], place.scale[:, rows], place.bend[:, rows])
         coarse, spacing = total, 0.5 * spacing
         for at in row_slices(len(new), max(1, CACHED_ELEMENTS // total.size)):
-            total = total + _sum(*_integrand(some, own, new[at]), top)
+            total = total + _sum(*_integrand(of, place, new[at]), top)
         result[:, rows] = np.log(total * (spacing / _ROOT_2_PI)) + top
-        left = (np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0)
+        left = np.flatnonzero((np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0))
+        if not len(left):
+            break
         rows, total, top = rows[left], total[:, left], top[:, left]
+        of, place = of.rows(left), _Place(place.centre[:, left], place.scale[:, left], place.bend[:, left])
     return result
 
 

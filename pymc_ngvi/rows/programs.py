@@ -689,12 +689,10 @@ def _separated(writer: Writer, value: Written, first: set[int]) -> list[Product]
     if name not in ("add", "sub", "neg", "mul", "div") or any(part is None for part in parts):
         return None
     found = [part for part in parts if part is not None]
-    if name == "neg":
-        return [(-one, other) for one, other in found[0]]
-    if name == "add":
-        return found[0] + found[1]
-    if name == "sub":
-        return found[0] + [(-one, other) for one, other in found[1]]
+    if name in ("neg", "sub"):
+        found[-1] = [(-one, other) for one, other in found[-1]]
+    if name in ("neg", "sub", "add"):
+        return [product for part in found for product in part]
     if name == "mul":
         pairs = list(product(*found))
         return [(a[0] * b[0], a[1] * b[1]) for a, b in pairs] if len(pairs) <= _MOST else None
