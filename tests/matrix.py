@@ -123,7 +123,7 @@ def as_matrix(state, curvature):
     """Return a curvature as a matrix."""
     if "precision_cholesky_panels" in state.params():
         return symmetric_matrix(state.structure, curvature)
-    return state.structure.dense(curvature)
+    return state.structure.entries(curvature, *np.indices((state.n_dim, state.n_dim)))
 
 
 def factor_matrix(state, factor=None):

@@ -115,6 +115,7 @@ ALL_GAUSSIAN = (
     Product(("cholesky",), (*_PATH, "price"), ("adam", "constant")),
     Product(("cholesky_precision",), (*_PATH, "price"), ("adam", "constant")),
     Product(("natural",), _PATH, ("decay", "proximal", "constant")),
+    Product(("natural",), ("score",), ("proximal", "decay", "constant")),
     Product(("natural_pd", "sqrt"), _PATH, ("constant",)),
     BY_ROWS,
 )
@@ -126,6 +127,7 @@ OF_PRECISION = (
     Product(("cholesky_precision",), (*_PATH, "price"), ("snngm", "adam", "constant")),
     Product(("euclidean",), (*_PATH, "price"), ("adam", "sgd")),
     Product(("natural",), _PATH, ("proximal", "constant")),
+    Product(("natural",), ("score",), ("proximal", "constant")),
     BY_ROWS,
 )
 #: Products of the gradients of rows.

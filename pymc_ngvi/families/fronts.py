@@ -85,11 +85,8 @@ class _Symbolic(NamedTuple):
     #: Places, part after part; and where those of a part begin.
     beside: Ints
     first: Ints
-
-    @property
-    def codes(self) -> Ints:
-        """A number for each part and place beside it, ascending."""
-        return np.repeat(np.arange(len(self.n_own)), self.n_beside) * len(self.place) + self.beside
+    #: A number for each part and place beside it, ascending.
+    codes: Ints
 
 
 class _Layout(NamedTuple):
@@ -170,10 +167,6 @@ class Fronts:
         size = self.symbolic.size[part]
         return part, np.cumsum(size) - size
 
-    @functools.cached_property
-    def _codes(self) -> Ints:
-        return self.symbolic.codes
-
     def places(self, rows: NDArray[np.integer], cols: NDArray[np.integer]) -> Ints:
         """Return where the panels have entries of a symmetric matrix, (n,); -1 where they have them not."""
         s, (owner, begin) = self.symbolic, self._columns
@@ -187,9 +180,9 @@ class Fronts:
             of, last = part[outside], len(s.beside) - 1
             codes, first = of * self.n_dim + high[outside], np.minimum(s.first[of], last)
             at = np.clip(first + high[outside] - s.beside[first], 0, last)  # as with a border, no gaps between
-            others = np.flatnonzero(self._codes[at] != codes)
-            at[others] = np.minimum(np.searchsorted(self._codes, codes[others]), last)
-            known[outside] = self._codes[at] == codes
+            others = np.flatnonzero(s.codes[at] != codes)
+            at[others] = np.minimum(np.searchsorted(s.codes, codes[others]), last)
+            known[outside] = s.codes[at] == codes
             row[outside] = s.n_own[of] + at - s.first[of]
         return np.where(known, begin[low] + row, -1)
 
@@ -259,7 +252,7 @@ def _symbolic(pattern: Pattern, parts: Supernodes) -> _Symbolic:
     every = np.sort(np.concatenate([*done, np.empty(0, dtype=np.int64)]))
     n_beside = np.bincount(every // n, minlength=n_parts)
     first = np.cumsum(n_beside) - n_beside
-    return _Symbolic(place, start, n_own, n_beside, n_own + n_beside, every % n, first)
+    return _Symbolic(place, start, n_own, n_beside, n_own + n_beside, every % n, first, every)
 
 
 def _by_key(key: Ints, values: Ints) -> list[tuple[int, Ints]]:
@@ -324,7 +317,8 @@ def _layout(parts: Supernodes, s: _Symbolic) -> tuple[_Symbolic, _Layout]:
     )
     table = np.column_stack([*(column[head] for column in columns), opens, np.cumsum(roots) - roots]).astype(np.int64)
     moved = (start - s.start)[owner]
-    ordered = s._replace(place=s.place + moved[s.place], start=start, beside=s.beside + moved[s.beside])
+    across = moved[s.beside]
+    ordered = s._replace(place=s.place + moved[s.place], start=start, beside=s.beside + across, codes=s.codes + across)
     return ordered, _Layout(inner, table, int((held + square).max()), int(roots.sum()))
 
 

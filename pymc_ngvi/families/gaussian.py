@@ -143,21 +143,6 @@ def _product(left: Array, right: Array) -> Array:
     return left * right if _are_numbers(right) else left @ right
 
 
-def _right_quotient(left: Array, right: Array) -> Array:
-    """Return the first factor times the inverse of the second one."""
-    return linalg.solve_lower(right, left.mT, transpose=True).mT
-
-
-def _gram(factor: Array, *, transposed: bool = False) -> Array:
-    """Return F F^T, or F^T F."""
-    return _product(factor.mT, factor) if transposed else _product(factor, factor.mT)
-
-
-def _inverse_transpose(factor: Array) -> Array:
-    """Return F^-T."""
-    return linalg.solve_lower(factor, np.eye(len(factor))).T
-
-
 def _cholesky(curvature: Array, *, reverse: bool) -> Array | None:
     """Return the factor L with A = L L^T, in reverse L^T L; None where A is not positive definite.
 
@@ -187,11 +172,6 @@ def _cholesky_of_function(curvature: Array, *, function: Callable[[Array], Array
         return np.sqrt(values)
     lower = linalg.cholesky_of_product((vectors * np.sqrt(values)[..., None, :])[..., ::-1, :])
     return None if lower is None else np.ascontiguousarray(lower[..., ::-1, ::-1]).mT
-
-
-def _lower_solve(factor: Array, curvature: Array) -> Array:
-    """Return the entries that a factor has of F^-T A."""
-    return linalg.lower_triangle(linalg.solve_lower(factor, curvature, transpose=True))
 
 
 def _outer(left: Array, right: Array) -> Array:
@@ -249,12 +229,8 @@ class Structure:
         """Return the vectors of parts."""
         return parts[0]
 
-    def dense(self, curvature: Array) -> Array:
-        """Return a symmetric matrix as (n_dim, n_dim)."""
-        return curvature
-
     def entries(self, curvature: Array, rows: Indices, cols: Indices) -> Array:
-        """Return entries of a symmetric matrix, (n,)."""
+        """Return entries of a symmetric matrix, in the shape of the indices."""
         return curvature[rows, cols]
 
     # --- what is the same for all ---
@@ -267,17 +243,16 @@ class Structure:
         """Return the memory that a fit takes beyond the model's own, at its peak."""
         return PER_ENTRY * (math.prod(self.shape(n_dim)) - n_dim) + PER_COORDINATE * n_dim
 
-    def from_diagonal(self, entries: Array) -> Array:
-        """Return a diagonal matrix."""
-        matrix = np.zeros(self.shape(len(entries)))
-        matrix.reshape(-1)[self.on_diagonal(len(entries))] = entries
-        return matrix
-
-    product, left_quotient, right_quotient = map(_of_blocks, (_product, linalg.solve_lower, _right_quotient))
-    gram, inverse_transpose, cholesky = map(_of_blocks, (_gram, _inverse_transpose, _cholesky))
-    cholesky_of_function, lower_solve = map(_of_blocks, (_cholesky_of_function, _lower_solve))
+    product, left_quotient = map(_of_blocks, (_product, linalg.solve_lower))
+    #: F G^-1.
+    right_quotient = _of_blocks(lambda f, g: linalg.solve_lower(g, f.mT, transpose=True).mT)
+    #: F F^T, or F^T F.
+    gram = _of_blocks(lambda f, *, transposed=False: _product(f.mT, f) if transposed else _product(f, f.mT))
+    cholesky, cholesky_of_function = map(_of_blocks, (_cholesky, _cholesky_of_function))
     #: Of a symmetric matrix: the lower triangle with a halved diagonal.
     half = _of_blocks(functools.partial(linalg.lower_triangle, on_diagonal=0.5))
+    #: The entries that a factor has of F^-T A.
+    lower_solve = _of_blocks(lambda f, a: linalg.lower_triangle(linalg.solve_lower(f, a, transpose=True)))
     outer, mirrored = map(_of_blocks, (_outer, _mirrored))
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
@@ -330,12 +305,8 @@ class Diagonal(Structure):
         """Return the inverse times each vector."""
         return vectors / factor
 
-    def dense(self, curvature: Array) -> Array:
-        """Return the matrix as (n_dim, n_dim)."""
-        return np.diag(curvature)
-
     def entries(self, curvature: Array, rows: Indices, cols: Indices) -> Array:
-        """Return entries of a matrix, (n,)."""
+        """Return entries of a matrix, in the shape of the indices."""
         return np.where(rows == cols, curvature[rows], 0.0)
 
 
@@ -377,8 +348,9 @@ class Gaussian[S: Structure]:
         Without a structure where that follows from the number of coordinates.
         """
         structure = cls.form() if structure is None else structure
-        entries = np.asarray(scale, dtype=np.float64) ** cls.factor_sign
-        return cls(np.array(location, dtype=np.float64), structure.from_diagonal(entries), structure)
+        factor = np.zeros(structure.shape(len(location)))
+        factor.reshape(-1)[structure.on_diagonal(len(location))] = np.asarray(scale, np.float64) ** cls.factor_sign
+        return cls(np.array(location, dtype=np.float64), factor, structure)
 
     @classmethod
     def memory_bytes(cls, n_dim: int) -> int:
@@ -431,7 +403,7 @@ class Gaussian[S: Structure]:
     def cov(self) -> Array:
         """Return the covariance, dense."""
         if self.factor_sign > 0:
-            return self.structure.dense(self.structure.gram(self.factor))
+            return self.structure.entries(self.structure.gram(self.factor), *np.indices((self.n_dim, self.n_dim)))
         return self.cov_block(np.arange(self.n_dim))
 
     def cov_block(self, index: Indices) -> Array:
@@ -492,16 +464,8 @@ class Gaussian[S: Structure]:
         matrix.reshape(-1)[self.structure.on_diagonal(self.n_dim)] += value
         return matrix
 
-    def flat(self, curvature: Array) -> Array:
-        """Return a vector whose inner products are those of the matrices."""
-        return curvature.reshape(-1)
-
-    def unflat(self, vector: Array) -> Array:
-        """Return the curvature of a vector: the inverse of `flat`."""
-        return vector.reshape(self.factor.shape)
-
     def inner(self, first: Array, second: Array) -> float:
-        """Return the inner product of two curvatures, as `flat` returns them, or of two natural gradients."""
+        """Return the inner product of two curvatures, raveled, or of two natural gradients."""
         return float(first @ second)
 
     def outer_mean(self, outer: Outer) -> Array:
@@ -565,7 +529,7 @@ class Gaussian[S: Structure]:
 
     def _root(self) -> Array:
         """Return C, as its structure holds it."""
-        return self.factor if self.factor_sign > 0 else self.structure.inverse_transpose(self.factor)
+        return self.factor if self.factor_sign > 0 else self.unwhiten(np.eye(self.n_dim)).T
 
     def _log_det(self) -> float:
         """Return the log determinant of C."""
@@ -661,7 +625,7 @@ class LowRankState(Gaussian[Diagonal]):
         raise NotImplementedError("a low-rank Gaussian is no diagonal one: this is not known of it")
 
     divergence = whitened_precision = outer_mean = curvature = add_to_diagonal = _refuse
-    curvature_diagonal = flat = unflat = precision_scaled_by = _refuse
+    curvature_diagonal = precision_scaled_by = _refuse
 
 
 # --- gaussian with a dense covariance, held by the Cholesky factor of the covariance or of the precision ---
@@ -854,15 +818,9 @@ class BlockStructure(Partition, Structure):
         """Return where the array has the diagonal."""
         return self._diagonal
 
-    def dense(self, curvature: Array) -> Array:
-        """Return a matrix as (n_dim, n_dim)."""
-        result = np.zeros((self.n_dim, self.n_dim))
-        result[self.rows, self.columns] = curvature
-        return result
-
     def entries(self, curvature: Array, rows: Indices, cols: Indices) -> Array:
-        """Return entries of a symmetric matrix, (n,)."""
-        inside, result = self.labels[rows] == self.labels[cols], np.zeros(len(rows))
+        """Return entries of a symmetric matrix, in the shape of the indices."""
+        inside, result = self.labels[rows] == self.labels[cols], np.zeros(rows.shape)
         result[inside] = curvature[self.in_blocks(rows[inside], cols[inside])]
         return result
 

@@ -198,7 +198,7 @@ class StudentTFamily(Family[StudentTState]):
             NO_QUADRATURE,
             Refusal(
                 "estimator",
-                ("pathwise", "gauss_newton"),
+                ("pathwise", "score", "gauss_newton"),
                 "the t is fitted with Hessians, or with gradients paired with base draws: take estimator='price' or "
                 "'stein'",
             ),
@@ -392,7 +392,7 @@ class MixtureFamily(Family[MixtureState]):
             NO_QUADRATURE,
             Refusal(
                 "estimator",
-                ("stein", "pathwise", "gauss_newton"),
+                ("stein", "pathwise", "score", "gauss_newton"),
                 "components are solved on fixed draws, for which curvatures must be those of log p: take "
                 "estimator='price'",
             ),

@@ -280,7 +280,7 @@ class SparseStructure(Fronts, Structure):
         """Raise NotImplementedError: what natural steps do not need is not there."""
         raise NotImplementedError(f"a sparse precision {self.goes_with} only")
 
-    dense = left_quotient = right_quotient = gram = refuse
+    left_quotient = right_quotient = gram = entries = refuse
 
     def cholesky_of_function(self, curvature: Array, *, function: Callable[[Array], Array]) -> None:
         """Return None: the pattern is not closed under it."""
@@ -837,10 +837,6 @@ class SummedState(SparseState):
 
     form = SummedStructure
     factor_name = "precision_cholesky_sums"
-
-    def unflat(self, vector: Array) -> Array:
-        """Return the curvature of a vector, which it is."""
-        return vector
 
     def add_to_diagonal(self, curvature: Array, value: float) -> Array:
         """Return A + value * I."""

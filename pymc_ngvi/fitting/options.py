@@ -66,7 +66,11 @@ ON_FIXED_DRAWS = ("adaptive", "linesearch", *MIXTURE_STEPS)
 #: What other packages and papers call our entries, by axis; in lower case, without hyphens.
 _ENTRIES_ALSO_CALLED = {
     "family": {name: family.traits.also_called for name, family in FAMILIES.items()},
-    "estimator": {"price": "hessian bonnet", "pathwise": "reparam reparameterization reparametrization"},
+    "estimator": {
+        "price": "hessian bonnet",
+        "pathwise": "reparam reparameterization reparametrization",
+        "score": "reinforce scorefunction blackbox bbvi",
+    },
     "step": {"adaptive": "auto"},
 }
 
@@ -88,7 +92,7 @@ _NOT_NATURAL = ("natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclide
 #: Why others are not, whatever the family: the first whose entries are all in a combination.
 _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     (
-        {"step": ("ivon",), "estimator": ("price", "pathwise", "quadrature")},
+        {"step": ("ivon",), "estimator": ("price", "pathwise", "score", "quadrature")},
         "ivon averages noisy curvatures over many iterations: take estimator='stein' or 'gauss_newton'",
     ),
     (
@@ -107,7 +111,15 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "gauss_newton goes with rules for natural parameters: take step='constant', 'decay', 'proximal' or 'ivon'",
     ),
     (
-        {"step": ("adaptive",), "estimator": ("stein", "pathwise")},
+        {"estimator": ("score",), "update": _NOT_NATURAL},
+        "score has the gradients of mean and precision: take update='natural'",
+    ),
+    (
+        {"estimator": ("score",), "step": ("snngm", "adam", "sgd")},
+        "score goes with rules for natural parameters: take step='proximal', 'decay' or 'constant'",
+    ),
+    (
+        {"step": ("adaptive",), "estimator": ("stein", "pathwise", "score")},
         "adaptive maximises the ELBO on fixed draws, for which curvatures must be those of log p; gradients alone "
         "overfit draws that are fewer than the dimensions: take estimator='price', or another step rule",
     ),
@@ -120,7 +132,7 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "quadrature gives exact expectations, for which there is a line search: take step='linesearch'",
     ),
     (
-        {"step": ("linesearch",), "estimator": ("price", "stein", "pathwise", "gauss_newton")},
+        {"step": ("linesearch",), "estimator": ("price", "stein", "pathwise", "score", "gauss_newton")},
         "linesearch needs an ELBO without noise: take estimator='quadrature'",
     ),
     (
@@ -254,7 +266,7 @@ __all__ = [
 ]
 
 UpdateName = Literal["natural", "natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"]
-EstimatorName = Literal["price", "stein", "pathwise", "gauss_newton", "quadrature"]
+EstimatorName = Literal["price", "stein", "pathwise", "score", "gauss_newton", "quadrature"]
 StepName = Literal["adaptive", "linesearch", "constant", "decay", "proximal", "snngm", "adam", "sgd", "ivon"]
 BaseDrawsName = Literal["sobol", "antithetic", "plain"]
 FactorName = Literal["covariance", "precision"]

@@ -3,8 +3,6 @@ r"""The default step rule: no learning rate, few draws, a stop rule in nats.
 It follows the schedule that all kinds of q share, and looks for scales of latent effects that a fit has lost.
 """
 
-import functools
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
@@ -28,15 +26,13 @@ from pymc_ngvi.core.types import (
     VariationalState,
 )
 from pymc_ngvi.families.gaussian import AnyGaussian
-from pymc_ngvi.methods.estimators import Moments, Update, in_full_metric
+from pymc_ngvi.methods.estimators import Moments, gap_of, in_full_metric
 from pymc_ngvi.methods.schedule import (
     MAX_CURVATURE_ERROR,
     NEAR_NATS,
     PER_DIM,
     ROUNDING,
     TOL,
-    Belief,
-    Failure,
     Schedule,
     ScheduleState,
     Step,
@@ -146,10 +142,6 @@ def _is_better(new: Evaluation, old: Evaluation) -> bool:
     return bool(gain > max(TOL, _N_SE_OF_GAIN * se))
 
 
-def _stepped(update: Update, q: AnyGaussian, moments: Moments, rho: float) -> AnyGaussian | None:
-    return update(q, moments, rho, True)
-
-
 # --- a secant correction of natural-gradient steps near the optimum ---
 #
 # A natural step of size 1 assumes that the negative Hessian of the ELBO is the Fisher information. Near the optimum of
@@ -185,15 +177,14 @@ class Pair(NamedTuple):
 
 def natural_gradient(state: AnyGaussian, moments: Moments) -> Array:
     """Return the natural gradient in coordinates in which its squared length is twice the gap, (n_params,)."""
-    return np.concatenate([moments.grad, state.flat(state.add_to_diagonal(moments.curvature, -1.0)) / np.sqrt(2.0)])
+    return np.concatenate([moments.grad, state.add_to_diagonal(moments.curvature, -1.0).ravel() / np.sqrt(2.0)])
 
 
 def moments_of(state: AnyGaussian, moments: Moments, direction: Array) -> Moments:
     """Return moments whose natural gradient is ``direction``: the inverse of `natural_gradient`."""
     n_dim = len(moments.grad)
-    error = state.unflat(np.sqrt(2.0) * direction[n_dim:])
-    identity = moments.curvature - state.add_to_diagonal(moments.curvature, -1.0)
-    return replace(moments, grad=direction[:n_dim], curvature=identity + error)
+    error = np.sqrt(2.0) * direction[n_dim:].reshape(moments.curvature.shape)
+    return replace(moments, grad=direction[:n_dim], curvature=state.add_to_diagonal(error, 1.0))
 
 
 def trusted(pair: Pair, q: AnyGaussian) -> bool:
@@ -230,18 +221,8 @@ def rescaled_gap(moments: Moments, pairs: Sequence[Pair]) -> Moments:
     u = moments.replicates
     if u is None or not pairs:
         return moments
-    n = len(u)
-    mean = u.mean(axis=0)
-    scaled = np.array([correct(pairs, row) for row in u])
-    products = u @ scaled.T
-    centred = np.sum((u - mean) * (scaled - scaled.mean(axis=0)))
-    off_diagonal = float(np.sum(products * products) - np.sum(np.diag(products) ** 2))
-    return replace(
-        moments,
-        gap=0.5 * float(mean @ scaled.mean(axis=0)),
-        floor=0.5 * float(centred) / (n * (n - 1)) if n > 1 else np.inf,
-        floor_sd=float(np.sqrt(off_diagonal / (n * (n - 1)) / (2.0 * n * (n - 1)))) if n > 1 else np.inf,
-    )
+    gap, floor, floor_sd = gap_of(u, np.array([correct(pairs, row) for row in u]))
+    return replace(moments, gap=gap, floor=floor, floor_sd=floor_sd)
 
 
 # --- standard deviations that grow without end: a sign of an improper posterior ---
@@ -383,23 +364,15 @@ _RECOVERY_LEVEL = 6 * ASSESSMENT
 class Adaptive(Schedule[AdaptiveState, AnyGaussian, Evaluation], StepRule[AnyGaussian, AdaptiveState]):
     """Second-order steps of a Gaussian that need no learning rate; the parameters are those of `Schedule`."""
 
+    state = AdaptiveState
+
     # --- verbs of the loop ----------------------------------------------------------------------------------------
 
     def init(self, q: AnyGaussian) -> AdaptiveState:
         """Return the state before the first iteration."""
-        base, evaluation = self._at(q, 0, self._n_draws)
-        moments = self._estimator.moments(self._target, q, base, evaluation, stl=self._stl)
-        return AdaptiveState(
-            q,
-            0,
-            base,
-            evaluation,
-            moments,
-            belief=Belief.of(moments),
-            n_dropped=evaluation.n_dropped,
-            growth=Growth(first=q.sd()),
-            n_recoveries=MAX_RECOVERIES,
-        )
+        new = self.begin(q, growth=Growth(first=q.sd()), n_recoveries=MAX_RECOVERIES)
+        assert new is not None  # starts have a finite ELBO
+        return new
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
@@ -441,39 +414,44 @@ class Adaptive(Schedule[AdaptiveState, AnyGaussian, Evaluation], StepRule[AnyGau
         """Move some scales by strides for as long as the ELBO rises on draws that the others were not fitted to."""
         origin, sd, trial = q.mean()[index], q.sd()[index], q
         for k in range(_MOST_STRIDES):
-            trial = self._fitted(Conditioned(self._target, index, origin + (k + 1) * stride, sd), base, trial)
+            trial = self._fitted(
+                Conditioned(self._target, index, origin + (k + 1) * stride, sd), base, trial, _MOST_STEPS
+            )
             evaluation = self._estimator.evaluate(self._target, trial, fresh)
             if not _is_better(evaluation, best):
                 break
             q, best = trial, evaluation
         return q, best
 
-    def _fitted(self, given: Conditioned, base: BaseDraws, q: AnyGaussian) -> AnyGaussian:
+    def _fitted(
+        self, given: Conditioned, base: BaseDraws, q: AnyGaussian, n_steps: int, known: Evaluation | None = None
+    ) -> AnyGaussian:
         """Return the state after a few natural steps given some coordinates."""
-        evaluation = self._estimator.evaluate(given, q, base)
-        for _ in range(_MOST_STEPS):
-            if not evaluation.finite.any():
-                break
-            moments = self._estimator.moments(given, q, base, evaluation)
-            found = search(
-                functools.partial(_stepped, self._update, q, moments),
-                lambda state: self._estimator.evaluate(given, state, base),
-                functools.partial(is_not_below, evaluation, slack=ROUNDING * abs(evaluation.elbo)),
-                elbo=evaluation.elbo,
-                slope=2.0 * moments.gap,
-                first=1.0,
-            )
-            if isinstance(found, Failure):
-                break
-            q, evaluation = found.q, found.evaluation
-            if found.size == 1.0 and moments.gap < _FITTED * q.n_dim:
-                break
-        return q
+        evaluation = self._estimator.evaluate(given, q, base) if known is None else known
+        if not (n_steps and evaluation.finite.any()):
+            return q
+        moments = self._estimator.moments(given, q, base, evaluation)
+        found = search(
+            lambda rho: self._update(q, moments, rho, True),
+            lambda state: self._estimator.evaluate(given, state, base),
+            lambda new: is_not_below(evaluation, new, ROUNDING * abs(evaluation.elbo)),
+            elbo=evaluation.elbo,
+            slope=2.0 * moments.gap,
+            first=1.0,
+        )
+        if isinstance(found, Status):
+            return q
+        is_fitted = found.size == 1.0 and moments.gap < _FITTED * q.n_dim
+        return self._fitted(given, base, found.q, 0 if is_fitted else n_steps - 1, found.evaluation)
 
     # --- how a Gaussian is measured -------------------------------------------------------------------------------
 
+    def moments(self, q: AnyGaussian, base: BaseDraws, evaluation: Evaluation) -> Moments:
+        """Return whitened gradient and curvature."""
+        return self._estimator.moments(self._target, q, base, evaluation, stl=self._stl)
+
     def _measured(self, state: AdaptiveState) -> AdaptiveState:
-        moments = self._estimator.moments(self._target, state.q, state.base, state.evaluation, stl=self._stl)
+        moments = self.moments(state.q, state.base, state.evaluation)
         rescaled = rescaled_gap(moments, state.pairs)
         # Where the metric is exact, secants may raise an estimate, but not talk it down.
         talked_down = state.q.exact_metric and rescaled.floor < moments.floor
@@ -522,22 +500,22 @@ class Adaptive(Schedule[AdaptiveState, AnyGaussian, Evaluation], StepRule[AnyGau
 
     # --- steps on a fixed set -------------------------------------------------------------------------------------
 
-    def _found(self, state: AdaptiveState) -> tuple[AdaptiveState, Step[AnyGaussian, Evaluation] | Failure]:
+    def _found(self, state: AdaptiveState) -> tuple[AdaptiveState, Step[AnyGaussian, Evaluation] | Status]:
         direction, moments = self._corrected(state)
         corrected = moments is not state.moments
         step = self._line_search(state, moments, 1.0 if corrected else state.next_step_size)
-        if corrected and (isinstance(step, Failure) or step.size < _LEAST_CORRECTED):
+        if corrected and (isinstance(step, Status) or step.size < _LEAST_CORRECTED):
             direction = natural_gradient(state.q, state.moments)
             state = replace(state, pairs=())
             step = self._line_search(state, state.moments, 1.0)
-        if isinstance(step, Failure):
+        if isinstance(step, Status):
             return replace(state, next_step_size=1.0), step
         state = replace(state, next_step_size=min(1.0, 4.0 * step.size))
         return state, step._replace(direction=step.size * direction)
 
     def _line_search(
         self, state: AdaptiveState, moments: Moments, first: float
-    ) -> Step[AnyGaussian, Evaluation] | Failure:
+    ) -> Step[AnyGaussian, Evaluation] | Status:
         """Shorten the step until the ELBO on the current draws does not fall and no more draws are lost."""
         return search(
             lambda rho: self._update(state.q, moments, rho, True),

@@ -331,6 +331,6 @@ def _riemannian_norm(state: AnyGaussian, moments: Moments) -> float:
         before = np.cumsum(right) - 0.5 * right
         squares = float((error.left[0] ** 2) @ before)
     else:
-        flat = state.flat(state.add_to_diagonal(moments.curvature, -1.0))
+        flat = state.add_to_diagonal(moments.curvature, -1.0)
         squares = 0.5 * float(np.vdot(flat, flat))
     return float(np.sqrt(np.vdot(moments.grad, moments.grad) + squares))

@@ -22,29 +22,17 @@ References
 
 import functools
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import (
-    Array,
-    BaseDraws,
-    Density,
-    Evaluation,
-    GaussianState,
-    MeanHessian,
-    Target,
-    WhitenedHessian,
-)
+from pymc_ngvi.core.types import BaseDraws, Density, Evaluation, Target
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.adaptive import Adaptive
 from pymc_ngvi.methods.estimators import Moments, Update, price
-from pymc_ngvi.methods.schedule import ROUNDING, Failure, is_not_below, search
-from pymc_ngvi.methods.stochastic import Stochastic, StochasticState
+from pymc_ngvi.methods.schedule import ROUNDING, is_not_below, search
+from pymc_ngvi.methods.stochastic import Pooled, Stochastic, StochasticState
 
 #: Nats, to second order, by which a step may move q without a look at where it leads.
 _SMALL = 1.0
@@ -156,7 +144,7 @@ class Decay(Stochastic[Steps]):
             slope=2.0 * moments.gap,
             first=0.5 * advance.step_size,
         )
-        return None if isinstance(found, Failure) else self._averaged(state, found.q, found.size)
+        return None if isinstance(found, Status) else self._averaged(state, found.q, found.size)
 
 
 # --- a better start for steps on minibatches: the solution for some of the data, held fixed ---
@@ -167,37 +155,6 @@ class Decay(Stochastic[Steps]):
 _N_BATCHES, _MAX_ITERATIONS = 8, 100
 #: Nats that the pilot fit may leave to gain in 100 dimensions.
 _TOL = 0.5
-
-
-class Pooled:
-    """The log density on several minibatches: the mean over them, each scaled to all of the data."""
-
-    has_hessian = True
-
-    def __init__(self, target: Target, seed: int, n_batches: int) -> None:
-        self._target, self._seed, self._n_batches = target, seed, n_batches
-        self.n_dim = target.n_dim
-
-    def on_each[T](self, evaluate: Callable[[], T]) -> list[T]:
-        """Return what a function returns with each of the minibatches."""
-        parts = []
-        for number in range(self._n_batches):
-            self._target.take_batch(self._seed, number)
-            parts.append(evaluate())
-        return parts
-
-    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
-        logp, grad = zip(*self.on_each(lambda: self._target.logp_grad(theta)), strict=True)
-        return np.mean(logp, axis=0), np.mean(grad, axis=0)
-
-    def mean_hessian(self, theta: Array) -> MeanHessian:
-        """Return the mean of hess log p over draws and minibatches: a batch has a pattern, where their mean may not."""
-
-        def whitened(state: GaussianState) -> Array:
-            return np.mean(self.on_each(lambda: self._target.mean_hessian(theta).whitened(state)), axis=0)
-
-        return WhitenedHessian(whitened)
 
 
 def pilot_fit(target: Target, update: Update, q: AnyGaussian, seed: int) -> tuple[AnyGaussian, int] | None:

@@ -4,7 +4,7 @@ import functools
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from pymc_ngvi.core.types import (
     Density,
     Evaluation,
     Expectation,
+    Indices,
     MeanHessian,
     Outer,
     RowRules,
@@ -136,33 +137,31 @@ type Direction = Callable[[AnyGaussian, Moments], Parameters]
 # --- estimators ---
 
 
+def slopes_of(state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool) -> Array:
+    """Return C^T grad log p at the draws, 0 where it is not finite; and z beside with sticking the landing."""
+    grad = evaluation.grad if evaluation.finite.all() else np.where(evaluation.finite[:, None], evaluation.grad, 0.0)
+    whitened = state.whiten(grad)
+    return whitened + base.z if stl else whitened
+
+
 def by_replicate(
-    hessians: Callable[[list[Array]], list[MeanHessian]],
+    curvatures: Callable[[list[Indices]], list[Array]],
     state: AnyGaussian,
     base: BaseDraws,
     evaluation: Evaluation,
-    *,
-    stl: bool,
+    slopes: Array,
 ) -> Moments:
-    """Estimate the gradient by its mean over draws, the curvature by mean Hessians at the draws of each replicate."""
-    grads, draws = [], []
-    for rows in base.replicates():
-        keep = evaluation.finite[rows]
-        if not keep.any():
-            continue
-        whitened = state.whiten(evaluation.grad[rows][keep])
-        if stl:
-            whitened = whitened + base.z[rows][keep]
-        grads.append(whitened.mean(axis=0))
-        draws.append(evaluation.theta[rows][keep])
-    return moments_at_draws(state, np.array(grads), np.array([hessian.whitened(state) for hessian in hessians(draws)]))
+    """Estimate the gradient by means of slopes, (n_draws, n_dim), the curvature at the draws of each replicate."""
+    rows = [own.start + np.flatnonzero(evaluation.finite[own]) for own in base.replicates()]
+    rows = [own for own in rows if len(own)]
+    return moments_at_draws(state, np.array([slopes[own].mean(axis=0) for own in rows]), np.array(curvatures(rows)))
 
 
 def moments_at_draws(state: AnyGaussian, grads: Array, curvatures: Array) -> Moments:
     """Combine independent replicates of whitened gradient and curvature."""
     n_replicates = len(grads)
     grad, curvature = grads.mean(axis=0), curvatures.mean(axis=0)
-    errors = np.array([state.flat(state.add_to_diagonal(c, -1.0)) for c in curvatures])
+    errors = np.array([state.add_to_diagonal(c, -1.0).ravel() for c in curvatures])
     u = np.concatenate([grads, errors / np.sqrt(2.0)], axis=1)
     gap, floor, floor_sd = gap_of(u)
     grad_se = curvature_se = np.full(len(grad), np.inf)
@@ -182,18 +181,22 @@ def moments_at_draws(state: AnyGaussian, grads: Array, curvatures: Array) -> Mom
     )
 
 
-def gap_of(u: Array) -> tuple[float, float, float]:
-    """Return gap, floor and the standard deviation of their difference from replicates of the natural gradient."""
-    n, mean_u = len(u), u.mean(axis=0)
-    gap = 0.5 * float(mean_u @ mean_u)
+def gap_of(u: Array, v: Array | None = None) -> tuple[float, float, float]:
+    """Return gap, floor and the standard deviation of their difference from replicates of the natural gradient.
+
+    These may be given times the inverse curvature of the ELBO as well, where that is not the metric.
+    """
+    v = u if v is None else v
+    n, mean_u, mean_v = len(u), u.mean(axis=0), v.mean(axis=0)
+    gap = 0.5 * float(mean_u @ mean_v)
     if n == 1:
         return gap, np.inf, np.inf
     # The gap less its floor is sum_{r != s} u_r.u_s / (2 R (R-1)), with variance tr(Cov(u)^2) / (2 R (R-1)) where the
     # mean of u is 0, and (u_r.u_s)^2 has mean tr(Cov(u)^2). Not centred: centring would add (tr Cov(u) / R)^2.
-    products = u @ u.T
+    products = u @ v.T
     np.fill_diagonal(products, 0.0)
     trace_square = float(np.sum(products * products)) / (n * (n - 1))
-    floor = 0.5 * float(np.sum((u - mean_u) ** 2)) / (n * (n - 1))
+    floor = 0.5 * float(np.sum((u - mean_u) * (v - mean_v))) / (n * (n - 1))
     return gap, floor, float(np.sqrt(trace_square / (2.0 * n * (n - 1))))
 
 
@@ -210,7 +213,12 @@ class Estimator:
     uses_hessians: bool = False
 
     def __post_init__(self) -> None:
-        self.__doc__ = self.moments.__doc__  # the reference has each by its name
+        # The reference has each by its name, and so has pickle: rules compare them by identity.
+        self.__doc__, self.__module__ = self.moments.__doc__, self.moments.__module__
+
+    def __reduce__(self) -> str:
+        """Return the name."""
+        return self.moments.__name__
 
     def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
         """Evaluate log p and its gradient at the draws of a state."""
@@ -237,32 +245,18 @@ def evaluation_of(state: VariationalState, theta: Array, logp: Array, grad: Arra
     return Evaluation(theta, logp, grad, finite, elbo)
 
 
-def from_gradients(
-    sides: Callable[[Array, Array], tuple[Array, Array]],
-    state: AnyGaussian,
-    base: BaseDraws,
-    evaluation: Evaluation,
-    *,
-    stl: bool,
+def from_outer(
+    outer: Callable[[Any], Outer], state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, slopes: Array
 ) -> Moments:
-    """Estimate the curvature from products of whitened gradients and base draws.
-
-    Without sticking the landing, the gradient is that of log p alone, and the identity is added exactly.
-    """
-    keep = evaluation.finite
-    grad, z = (evaluation.grad, base.z) if keep.all() else (evaluation.grad[keep], base.z[keep])
-    whitened = state.whiten(grad)
-    if stl:
-        whitened = whitened + z
-    diagonal = 0.0 if stl else 1.0
+    """Estimate gradient and curvature from slopes, and from I - A at some of the draws, as outer products."""
     if base.n_replicates == 1:
-        return PathMoments(state, whitened.mean(axis=0), Outer(*sides(whitened, z), diagonal))
-    label = np.repeat(np.arange(base.n_replicates), base.n_draws // base.n_replicates)[keep]
-    parts = [label == r for r in range(base.n_replicates) if np.any(label == r)]
-    grads = np.array([whitened[part].mean(axis=0) for part in parts])
-    outers = [Outer(*sides(whitened[part], z[part]), diagonal) for part in parts]
-    curvatures = np.array([state.add_to_diagonal(-state.outer_mean(o), 1.0) for o in outers])
-    return moments_at_draws(state, grads, curvatures)
+        keep = slice(None) if evaluation.finite.all() else evaluation.finite
+        return PathMoments(state, slopes[keep].mean(axis=0), outer(keep))
+
+    def curvatures(rows: list[Indices]) -> list[Array]:
+        return [state.add_to_diagonal(-state.outer_mean(outer(own)), 1.0) for own in rows]
+
+    return by_replicate(curvatures, state, base, evaluation, slopes)
 
 
 @functools.partial(Estimator, uses_hessians=True)
@@ -278,7 +272,12 @@ def price(target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Eval
     .. [1] M. Opper and C. Archambeau (2009). The variational Gaussian approximation revisited. Neural Computation
        21(3). https://doi.org/10.1162/neco.2008.08-07-592
     """
-    return by_replicate(functools.partial(mean_hessians, target), state, base, evaluation, stl=stl)
+
+    def curvatures(rows: list[Indices]) -> list[Array]:
+        hessians = mean_hessians(target, [evaluation.theta[own] for own in rows])
+        return [hessian.whitened(state) for hessian in hessians]
+
+    return by_replicate(curvatures, state, base, evaluation, slopes_of(state, base, evaluation, stl=stl))
 
 
 @Estimator
@@ -294,11 +293,12 @@ def stein(target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Eval
     .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Stein's lemma for the reparameterization trick with exponential
        family mixtures. https://doi.org/10.48550/arXiv.1910.13398
     """
-    return from_gradients(_symmetric, state, base, evaluation, stl=stl)
+    w, z = slopes_of(state, base, evaluation, stl=stl), base.z
 
+    def outer(own: Any) -> Outer:
+        return Outer(np.concatenate([w[own], z[own]]), np.concatenate([z[own], w[own]]), 0.0 if stl else 1.0)
 
-def _symmetric(whitened: Array, z: Array) -> tuple[Array, Array]:
-    return np.concatenate([whitened, z]), np.concatenate([z, whitened])
+    return from_outer(outer, state, base, evaluation, w)
 
 
 @Estimator
@@ -319,11 +319,36 @@ def pathwise(
     .. [2] M. Titsias and M. Lazaro-Gredilla (2014). Doubly stochastic variational Bayes for non-conjugate inference.
        ICML. https://proceedings.mlr.press/v32/titsias14.html
     """
+    w = slopes_of(state, base, evaluation, stl=stl)
+    left, right = (w, base.z) if state.factor_sign > 0 else (base.z, w)
+    return from_outer(lambda own: Outer(left[own], right[own], 0.0 if stl else 1.0), state, base, evaluation, w)
 
-    def sides(w: Array, z: Array) -> tuple[Array, Array]:
-        return (w, z) if state.factor_sign > 0 else (z, w)
 
-    return from_gradients(sides, state, base, evaluation, stl=stl)
+@Estimator
+def score(target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True) -> Moments:
+    r"""Score-function estimator (REINFORCE): from values of log p alone [1]_ [2]_.
+
+    With :math:`h = \log p - \log q` (without sticking the landing: :math:`\log p`), whitened:
+    :math:`C^T E_q[\nabla h] = E[h z]` and :math:`I - A = E[h (z z^T - I)]`. From h is taken its mean over the draws of
+    the other replicates, which are independent: that leaves the estimate unbiased, and without noise at q = p.
+
+    References
+    ----------
+    .. [1] R. J. Williams (1992). Simple statistical gradient-following algorithms for connectionist reinforcement
+       learning. Machine Learning 8. https://doi.org/10.1007/BF00992696
+    .. [2] M. E. Khan, R. Babanezhad, W. Lin, M. Schmidt and M. Sugiyama (2016). Faster stochastic variational inference
+       using proximal-gradient methods with general divergence functions. UAI. https://doi.org/10.48550/arXiv.1511.00146
+    """
+    z, finite = base.z, evaluation.finite
+    h = np.where(finite, evaluation.logp + (0.5 * np.sum(z * z, axis=1) if stl else 0.0), 0.0)
+    parts = h.reshape(base.n_replicates, -1)
+    sums, counts = parts.sum(axis=1), finite.reshape(parts.shape).sum(axis=1)
+    parts -= ((sums.sum() - sums) / np.maximum(counts.sum() - counts, 1))[:, None]
+
+    def outer(own: Any) -> Outer:
+        return Outer(h[own, None] * z[own], z[own], (0.0 if stl else 1.0) - float(h[own].mean()))
+
+    return from_outer(outer, state, base, evaluation, h[:, None] * z)
 
 
 @functools.partial(Estimator, uses_hessians=True)
@@ -346,7 +371,11 @@ def gauss_newton(
     matrix: Callable[[Array], MeanHessian] | None = getattr(target, "gauss_newton", None)
     if matrix is None:
         raise ValueError("gauss_newton takes the gradients of single observations: this target has none.")
-    return by_replicate(lambda draws: [matrix(theta) for theta in draws], state, base, evaluation, stl=stl)
+
+    def curvatures(rows: list[Indices]) -> list[Array]:
+        return [matrix(evaluation.theta[own]).whitened(state) for own in rows]
+
+    return by_replicate(curvatures, state, base, evaluation, slopes_of(state, base, evaluation, stl=stl))
 
 
 @dataclass(frozen=True)
@@ -362,34 +391,10 @@ class ExactEvaluation(Evaluation):
         return cls(none, np.empty(0), none, np.array([np.isfinite(elbo)]), elbo, expectation)
 
 
-def exact_moments(
-    target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-) -> Moments:
-    """Return whitened gradient and curvature of an expectation, without error."""
-    expectation = cast(ExactEvaluation, evaluation).expectation
-    grad: Array = state.whiten(expectation.grad[None])[0]
-    curvature = expectation.hessian.whitened(state)
-    error = state.flat(state.add_to_diagonal(curvature, -1.0))
-    gap = 0.5 * float(grad @ grad) + 0.25 * state.inner(error, error)
-    none = np.zeros(len(grad))
-    return Moments(grad, curvature, none, none, gap=gap, floor=0.0, floor_sd=0.0)
-
-
 @dataclass(eq=False)
 class Quadrature(Estimator):
-    r"""Exact expectations of rows, by quadrature in the space of their predictors.
+    """Evaluates states by expectations in the place of draws."""
 
-    Under a Gaussian q a row of log p sees no more than the Gaussian of the few predictors that it is a function of. Its
-    expectation, and those of its first and second derivatives, are integrals of few dimensions: no Monte Carlo
-    error, no draws, and an ELBO that says of itself whether a step has gained anything [1]_.
-
-    References
-    ----------
-    .. [1] M. Opper and C. Archambeau (2009). The variational Gaussian approximation revisited. Neural Computation
-       21(3). https://doi.org/10.1162/neco.2008.08-07-592
-    """
-
-    moments: Callable[..., Moments] = exact_moments
     uses_hessians: bool = True
 
     def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> ExactEvaluation:
@@ -420,6 +425,30 @@ class Quadrature(Estimator):
         return ExactEvaluation.of(expectation, expectation.value + entropy if finite else -np.inf)
 
 
+@Quadrature
+def quadrature(
+    target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+) -> Moments:
+    r"""Exact expectations of rows, by quadrature in the space of their predictors.
+
+    Under a Gaussian q a row of log p sees no more than the Gaussian of the few predictors that it is a function of. Its
+    expectation, and those of its first and second derivatives, are integrals of few dimensions: no Monte Carlo
+    error, no draws, and an ELBO that says of itself whether a step has gained anything [1]_.
+
+    References
+    ----------
+    .. [1] M. Opper and C. Archambeau (2009). The variational Gaussian approximation revisited. Neural Computation
+       21(3). https://doi.org/10.1162/neco.2008.08-07-592
+    """
+    expectation = cast(ExactEvaluation, evaluation).expectation
+    grad: Array = state.whiten(expectation.grad[None])[0]
+    curvature = expectation.hessian.whitened(state)
+    error = state.add_to_diagonal(curvature, -1.0).ravel()
+    gap = 0.5 * float(grad @ grad) + 0.25 * state.inner(error, error)
+    none = np.zeros(len(grad))
+    return Moments(grad, curvature, none, none, gap=gap, floor=0.0, floor_sd=0.0)
+
+
 #: Draws that the curvature is averaged over, and dimensions beyond which it is left alone.
 _N_DRAWS, _MAX_DIM = 16, 2_000
 #: Part of a gap that is seen in the family's own metric, at the least that was met.
@@ -445,12 +474,11 @@ def in_full_metric(target: Density, q: AnyGaussian, theta: Array, moments: Momen
     return replace(moments, gap=gap, floor=floor, floor_sd=floor_sd)
 
 
-quadrature = Quadrature()
-
 ESTIMATORS: dict[str, Estimator] = {
     "price": price,
     "stein": stein,
     "pathwise": pathwise,
+    "score": score,
     "gauss_newton": gauss_newton,
     "quadrature": quadrature,
 }
@@ -463,5 +491,6 @@ __all__ = [
     "pathwise",
     "price",
     "quadrature",
+    "score",
     "stein",
 ]

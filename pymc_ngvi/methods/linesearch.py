@@ -9,7 +9,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from pymc_ngvi.core.types import (
     Assessment,
     Bends,
     Evaluation,
-    Indices,
     RowRules,
     RowsTarget,
     Target,
@@ -39,7 +38,7 @@ from pymc_ngvi.methods.adaptive import (
     trusted,
 )
 from pymc_ngvi.methods.estimators import ExactEvaluation, Moments
-from pymc_ngvi.methods.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Failure, Step, search
+from pymc_ngvi.methods.schedule import MAX_TRIALS, NO_DRAWS, ExactRule, Step, search
 
 # --- steps of Newton in the mean and the standard deviations of predictors, where each row has one ---
 # A natural step assumes that expected derivatives of rows stay what they are. Where priors are so wide that the rows
@@ -71,59 +70,22 @@ _FARTHEST = 8.0
 _LOWEST = -50.0
 
 
-@dataclass(frozen=True, eq=False)
-class Newton:
+class Newton(NamedTuple):
     """A step of Newton from a Gaussian."""
 
-    #: With a dense covariance.
-    q: AnyGaussian
-    #: Whitened by it.
-    moments: Moments
-    #: That are not quadratic; shape (n,).
-    rows: Indices
-    #: Directions of their predictors; shape (n, n_dim).
-    whitened: Array
-    #: Of all rows; shape (n_rows,).
-    sites: Array
-    #: Expected curvature of rows less their sites; shape (n_rows,).
-    excess: Array
-    #: Whitened step of the mean; shape (n_dim,).
-    grad: Array
-    #: Of sites; shape (n,).
-    change: Array
+    #: The state after a step of a size, or None where that is none; and the sites, (n_rows,).
+    propose: Callable[[float], AnyGaussian | None]
+    sites_after: Callable[[float], Array]
     #: Rise of the ELBO with the step size, nats.
     slope: float
     #: Standard deviations by which the mean of a predictor moves.
     farthest: float
 
-    def sites_after(self, rho: float) -> Array:
-        """Return the sites after a step of a size."""
-        result = self.sites + rho * self.excess
-        result[self.rows] = self._moved(rho)
-        return result
-
-    def propose(self, rho: float) -> AnyGaussian | None:
-        """Return the state after a step of a size, or None where that is none."""
-        beyond = self._moved(rho) - self.sites[self.rows] - rho * self.excess[self.rows]
-        matrix = self.q.add_to_diagonal(rho * self.moments.curvature, 1.0 - rho)
-        matrix += self.whitened.T @ (beyond[:, None] * self.whitened)
-        scaled = self.q.precision_scaled_by(linalg.symmetrise(matrix), self.grad)
-        if scaled is None:
-            return None
-        return replace(scaled[0], location=self.q.location + rho * self.q.unwhiten(self.grad))
-
-    def _moved(self, rho: float) -> Array:
-        """Return the sites of rows that are not quadratic: of those that are log-concave, none falls below 0."""
-        sites, change = self.sites[self.rows], rho * self.change
-        falls = (change < 0.0) & (sites > 0.0) & (sites + self.excess[self.rows] > 0.0)
-        part = np.divide(change, sites, out=np.zeros_like(sites), where=falls)
-        return np.where(falls, sites * np.exp(np.maximum(part, _LOWEST)), sites + change)
-
 
 def newton(
-    target: RowsTarget, q: AnyGaussian, moments: Moments, bends: Bends | None, sites: Array | None
+    target: RowsTarget, q: AnyGaussian, moments: Moments, bends: Bends | None, known: Array | None
 ) -> Newton | None:
-    """Return the step of Newton from a Gaussian."""
+    """Return the step of Newton from a Gaussian, with a dense covariance, of known sites."""
     if bends is None or not q.exact_metric or moments.curvature.shape != (q.n_dim, q.n_dim):
         return None
     rows = np.flatnonzero(bends.is_bent)
@@ -132,7 +94,7 @@ def newton(
     root = linalg.cholesky(moments.curvature)
     if root is None:
         return None
-    sites = -bends.second if sites is None else sites
+    sites = -bends.second if known is None else known
     excess = -bends.second - sites
     # Linear equations for the changes z of the expected curvatures of rows, all else eliminated: with b the whitened
     # directions and W the squares of the entries of b b^T, variances change by dv = -(W z + what the natural step
@@ -162,7 +124,24 @@ def newton(
     if not (slope > 0.0 and linalg.all_finite(grad, change)):
         return None
     farthest = float(np.max(np.abs(whitened @ grad) / np.sqrt(variance)))
-    return Newton(q, moments, rows, whitened, sites, excess, grad, change, slope, farthest)
+
+    def sites_after(rho: float) -> Array:
+        own, step = sites[rows], rho * change
+        falls = (step < 0.0) & (own > 0.0) & (own + excess[rows] > 0.0)
+        part = np.divide(step, own, out=np.zeros_like(own), where=falls)
+        result = sites + rho * excess
+        # Of rows that are log-concave, no site falls below 0.
+        result[rows] = np.where(falls, own * np.exp(np.maximum(part, _LOWEST)), own + step)
+        return result
+
+    def propose(rho: float) -> AnyGaussian | None:
+        beyond = (sites_after(rho) - sites - rho * excess)[rows]
+        matrix = q.add_to_diagonal(rho * moments.curvature, 1.0 - rho)
+        matrix += whitened.T @ (beyond[:, None] * whitened)
+        scaled = q.precision_scaled_by(linalg.symmetrise(matrix), grad)
+        return None if scaled is None else replace(scaled[0], location=q.location + rho * q.unwhiten(grad))
+
+    return Newton(propose, sites_after, slope, farthest)
 
 
 def _conjugate_gradients(squares: Array, quadratic: Callable[[Array], Array], right: Array) -> Array | None:
@@ -234,9 +213,8 @@ class LineSearchState:
     gain: float = np.inf
     #: Steps in a row that gained nothing.
     idle: int = 0
-    #: The last search found no step; none of those that it tried has a finite ELBO.
-    stalled: bool = False
-    blind: bool = False
+    #: Why the last search found no step, where it found none.
+    stalled: Status | None = None
     #: Of standard deviations.
     growth: Growth = field(default_factory=Growth)
     #: How expected derivatives of rows change.
@@ -286,7 +264,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         """Measure a state by the rules that it needs, unless that is known."""
         evaluation = self._estimator.by_rules(self._target, state.q) if known is None else known
         if not evaluation.finite.all():
-            return replace(state, stalled=True, blind=True)
+            return replace(state, stalled=Status.NO_FINITE_TRIAL)
         found = evaluation.expectation
         moments = self._estimator.moments(self._target, state.q, NO_DRAWS, evaluation)
         return replace(
@@ -310,21 +288,21 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         if state.pairs and state.moments.gap < near(state.q):
             direction = correct(state.pairs, gradient, state.q.inner)
             slope = state.q.inner(direction, gradient)
-            found = self._search(state, direction, slope) if slope > 0.0 else Failure.NOT_ACCEPTED
-            if not isinstance(found, Failure) and found.gain >= _LEAST_RATIO * found.size * slope:
+            found = self._search(state, direction, slope) if slope > 0.0 else Status.STALLED
+            if not isinstance(found, Status) and found.gain >= _LEAST_RATIO * found.size * slope:
                 return self._moved(state, found, gradient, slope)
         state = replace(state, pairs=())
         slope = 2.0 * state.moments.gap
         found = self._search(state, gradient, slope)
-        if not isinstance(found, Failure):
+        if not isinstance(found, Status):
             moved = self._moved(state, found, gradient, slope)
             rho = found.size
             bent = state.bent or (found.all_finite and rho < min(1.0, state.next_step_size))
             return replace(moved, sites=_mixed(state, rho), bent=bent)
         if np.isnan(state.error):
             anew = self._anew(state)
-            return anew if anew.blind else self._stepped(anew)
-        return replace(state, stalled=True, blind=found is Failure.NOT_FINITE, next_step_size=1.0)
+            return anew if anew.stalled else self._stepped(anew)
+        return replace(state, stalled=found, next_step_size=1.0)
 
     def _newton(self, state: LineSearchState) -> Newton | None:
         if not (state.bent and state.n_newton):
@@ -340,7 +318,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         start = replace(state, rules=None) if known.farthest > _FAR else state
         first = _FARTHEST / max(known.farthest, _FARTHEST)
         found = self._along(start, known.propose, known.slope, first, _FEW_TRIALS)
-        if isinstance(found, Failure):
+        if isinstance(found, Status):
             anew = self._anew(state) if np.isnan(state.error) else state
             again = None if anew is state or np.isnan(anew.error) else self._newton(anew)
             return None if again is None else self._by_newton(anew, again)
@@ -354,7 +332,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         if self._is_solved(state):
             return Status.CONVERGED
         if state.stalled or state.idle >= _MOST_IDLE:
-            return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
+            return state.stalled or Status.STALLED
         return None
 
     def assess(self, state: LineSearchState) -> Assessment:
@@ -362,7 +340,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         checked = self._anew(state) if np.isnan(state.error) else state
         none = np.empty((0, state.q.n_dim))
         draw = functools.partial(draws_of, state.q, _N_CHECKED, np.random.default_rng(self._seed))
-        outside = checked.blind or not cast(RowsTarget, self._target).rows_cover(draw)
+        outside = checked.stalled is Status.NO_FINITE_TRIAL or not cast(RowsTarget, self._target).rows_cover(draw)
         elbo = Elbo(-np.inf if outside else checked.elbo, checked.error)
         return Assessment(none, np.empty(0), np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
 
@@ -373,7 +351,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
 
     def reopen(self, state: LineSearchState) -> LineSearchState:
         """Return a state in which a fit that ended may try again."""
-        return replace(state, stalled=False, idle=0, pairs=(), growth=Growth(first=state.q.sd(), exact=True))
+        return replace(state, stalled=None, idle=0, pairs=(), growth=Growth(first=state.q.sd(), exact=True))
 
     def _is_solved(self, state: LineSearchState) -> bool:
         if state.idle >= _MOST_IDLE or state.stalled:
@@ -381,7 +359,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             return state.gap < max(self._tolerance.least(state.q), known)
         return max(state.gap, state.gain) < _PART * self._tolerance.least(state.q)
 
-    def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Step | Failure:
+    def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Step | Status:
         """Go along a direction as far as the ELBO does not fall."""
 
         def propose(rho: float) -> AnyGaussian | None:
@@ -390,7 +368,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             return self._update(state.q, moments, min(rho, 1.0), rho <= 1.0)
 
         found = self._along(state, propose, slope, state.next_step_size)
-        if isinstance(found, Failure):
+        if isinstance(found, Status):
             return found
         return found._replace(direction=found.size * direction)
 
@@ -401,7 +379,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         slope: float,
         first: float,
         most_trials: int = MAX_TRIALS,
-    ) -> _Step | Failure:
+    ) -> _Step | Status:
         least, are_finite = state.elbo - ROUNDING * (1.0 + abs(state.elbo)), list[bool]()
 
         def evaluate(q: AnyGaussian) -> ExactEvaluation:
@@ -413,7 +391,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             return bool(np.isfinite(evaluation.elbo) and evaluation.elbo >= least)
 
         found = search(propose, evaluate, accepts, elbo=state.elbo, slope=slope, first=first, most_trials=most_trials)
-        if isinstance(found, Failure):
+        if isinstance(found, Status):
             return found
         return found._replace(gain=found.evaluation.elbo - state.elbo, all_finite=all(are_finite))
 
@@ -446,7 +424,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             left=moments.gap,
             gain=step.gain,
             idle=0 if step.gain > ROUNDING * (1.0 + abs(state.elbo)) else state.idle + 1,
-            stalled=False,
+            stalled=None,
             growth=state.growth.after(step.q),
             bends=expectation.bends,
             sites=None,

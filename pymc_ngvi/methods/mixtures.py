@@ -47,8 +47,6 @@ from pymc_ngvi.methods.schedule import (
     FEW_DRAWS,
     MAX_LOST,
     TOL,
-    Belief,
-    Failure,
     Schedule,
     ScheduleState,
     Step,
@@ -608,7 +606,7 @@ def stepped_weights(log_weights: Array, direction: Array, step_size: float) -> A
 # --- steps of a mixture: on fixed draws, as many from each component, within a trust region; then averaged ---
 
 #: Nats within which components and weights move at first, at most, and the factor by which it is raised and lowered.
-_RADIUS, _MAX_RADIUS, _MIN_RADIUS, _LONGER, _SHORTER = 1.0, 1e4, 1e-6, 2.0, 4.0
+_RADIUS, _MIN_RADIUS, _LONGER, _SHORTER = 1.0, 1e-6, 2.0, 4.0
 #: Weight below which a component is dropped: it costs as many nats.
 _NEGLIGIBLE = 1e-4
 #: Sets that steps are averaged over, and steps among them that fresh draws may refuse, at most.
@@ -647,43 +645,29 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
     default_draws = (16, 128)
     max_idle = 40  # a candidate may go down
     counts_all = True
+    state, stream = MixtureSteps, (7,)
 
     def __init__(self, target: Density, update: Update, estimator: Estimator, **options: Any) -> None:
         super().__init__(target, update, estimator, **options)
         self._max_draws = self._n_draws << int(np.log2(self._max_draws // self._n_draws))
         self.few_draws = min(FEW_DRAWS, self._max_draws)
-        #: Draws of each component, to begin averaging with.
-        self.draws_at_end = max(self._max_draws // 2, self._n_draws)
-
-    def base_draws(self, level: int, n_draws: int | None = None, *, times: int = 1) -> BaseDraws:
-        """Return the base draws of one level, as many as the largest set has, or a multiple, if no number is given."""
-        rng = np.random.default_rng([self.seed, level, 7])
-        return self._draw(n_draws or times * self._max_draws, self._target.n_dim, rng)
+        #: Draws of each component: to begin averaging with, and in the largest set.
+        self.draws_at_end, self.most_draws = max(self._max_draws // 2, self._n_draws), self._max_draws
 
     def evaluated(self, q: MixtureState, base: BaseDraws) -> MixtureEvaluation:
         """Return log p at draws of each component."""
         return evaluate_mixture(self._target, q, base, self._estimator)
 
-    def sound(self, q: MixtureState, base: BaseDraws) -> tuple[MixtureState, MixtureEvaluation]:
+    def at(self, q: MixtureState, level: int, n_draws: int) -> tuple[MixtureState, BaseDraws, MixtureEvaluation]:
         """Evaluate a mixture, without components of which no draw has a finite log density, if others have."""
+        base = self.base_draws(level, n_draws)
         evaluation = self.evaluated(q, base)
         lost = ~np.isfinite(evaluation.rewards)
-        return self.sound(q.without(lost), base) if lost.any() and not lost.all() else (q, evaluation)
+        return self.at(q.without(lost), level, n_draws) if lost.any() and not lost.all() else (q, base, evaluation)
 
-    def moments(self, q: MixtureState, evaluation: MixtureEvaluation) -> MixtureMoments:
+    def moments(self, q: MixtureState, base: BaseDraws, evaluation: MixtureEvaluation) -> MixtureMoments:
         """Return what is left to gain, and along what."""
         return mixture_moments(self._target, q, evaluation, self._estimator, stl=self._stl)
-
-    def begin(
-        self, q: MixtureState, level: int, single: AnyGaussian | None, n_draws: int | None = None
-    ) -> MixtureSteps | None:
-        """Return a mixture on a new set of draws; None where no draw is finite."""
-        base = self.base_draws(level, n_draws or self._n_draws)
-        q, evaluation = self.sound(q, base)
-        if not np.isfinite(evaluation.elbo):
-            return None
-        moments = self.moments(q, evaluation)
-        return MixtureSteps(q, level, base, evaluation, moments, belief=Belief.of(moments), single=single)
 
     def larger(self, state: MixtureSteps) -> MixtureSteps | None:
         """Return a candidate on a larger set; None where it has the largest."""
@@ -700,20 +684,7 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         """Return a state in which a fit that gave up may try again."""
         return replace(state, rounds=0, n_refused=0)
 
-    def _assessed(self, state: MixtureSteps) -> Assessment:
-        raise NotImplementedError  # at draws of the mixture as a whole, by `TrustRegion`
-
     # --- how a mixture is measured --------------------------------------------------------------------------------
-
-    def _drawn(
-        self, state: MixtureSteps, level: int, n_draws: int
-    ) -> tuple[MixtureState, BaseDraws, MixtureEvaluation]:
-        base = self.base_draws(level, n_draws)
-        q, evaluation = self.sound(state.q, base)
-        return q, base, evaluation
-
-    def _measured(self, state: MixtureSteps) -> MixtureSteps:
-        return replace(state, moments=self.moments(state.q, state.evaluation))
 
     def _is_near(self, state: MixtureSteps, gap: float) -> bool:
         return True
@@ -723,17 +694,17 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def _found(self, state: MixtureSteps) -> tuple[MixtureSteps, Step[MixtureState, MixtureEvaluation] | Failure]:
+    def _found(self, state: MixtureSteps) -> tuple[MixtureSteps, Step[MixtureState, MixtureEvaluation] | Status]:
         radius = state.radius
         while radius > _MIN_RADIUS:
             q = self._moved(state, 1.0, radius)
             evaluation = self.evaluated(q, state.base)
             if self._accepts(state, evaluation):
                 if self._is_lost(q, state.single):
-                    return replace(state, failure=Status.COLLAPSED), Failure.NOT_ACCEPTED
-                return replace(state, radius=min(radius * _LONGER, _MAX_RADIUS)), Step(q, evaluation, 1.0)
+                    return replace(state, failure=Status.COLLAPSED), Status.STALLED
+                return replace(state, radius=radius * _LONGER), Step(q, evaluation, 1.0)
             radius /= _SHORTER
-        return state, Failure.NOT_ACCEPTED
+        return state, Status.STALLED
 
     def _accepts(self, state: MixtureSteps, new: MixtureEvaluation) -> bool:
         # Few draws are overfitted: a candidate may lose on its own what it has gained there over the accepted mixture.
@@ -889,9 +860,8 @@ class MixtureFit:
 _MANY = 4
 #: Draws of the mixture behind the ELBO at the end.
 _N_ASSESSED = 1_024
-#: Draws of the single Gaussian in the largest set, where it is but the beginning, and of each component of others
-#: behind the mixture that steps are averaged from.
-_GAUSSIAN_DRAWS, _SOLVED_DRAWS = 256, 32
+#: Draws of the single Gaussian in the largest set, where it is but the beginning.
+_GAUSSIAN_DRAWS = 256
 #: Points around the Gaussian, and draws of the prior, from which modes are looked for, beside those around the start.
 _N_AROUND, _N_PRIOR = 32, 64
 #: Iterations of the single Gaussian, at most.
@@ -973,14 +943,14 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         """Evaluate a state on draws that had no part in reaching it."""
         theta = draws_of(state.q, _N_ASSESSED, np.random.default_rng([self._seed, ASSESSMENT]))
         logp, units = self._target.logp_grad(theta)[0], np.arange(_N_ASSESSED)[:, None]
-        q, measured = self._steps.sound(state.q, self._steps.base_draws(2 * ASSESSMENT + state.level))
+        q, base, measured = self._steps.at(state.q, 2 * ASSESSMENT + state.level, self._steps.most_draws)
         if not np.isfinite(measured.rewards).all():
             return Assessment(theta, logp, units, np.nan, np.inf, Status.OUTSIDE_SUPPORT)
-        moments = self._steps.moments(q, measured)
+        moments = self._steps.moments(q, base, measured)
         gap = max(moments.gap - moments.floor, 0.0) if np.isfinite(moments.floor) else np.nan
         # What speaks against a fit that seems to have converged: lost draws, and kinks.
         kinked = [
-            is_kinked(component, measured.base, part, of_part)
+            is_kinked(component, base, part, of_part)
             for component, part, of_part, w in zip(q.components, measured.parts, moments.parts, q.weights, strict=True)
             if w >= _WEIGHTY
         ]
@@ -1038,7 +1008,8 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
             return self._polish(state)
         rng = np.random.default_rng([self._seed, _SEARCH_LEVEL, state.level])
         if state.n_failed % 2:  # where an addition failed, a component in two halves may serve
-            measured = self._steps.evaluated(accepted.q, self._steps.base_draws(_SEARCH_LEVEL + state.level))
+            level, n_draws = _SEARCH_LEVEL + state.level, self._steps.most_draws
+            measured = self._steps.evaluated(accepted.q, self._steps.base_draws(level, n_draws))
             halved = split(accepted.q, measured, state.n_failed // 2)
             if halved is not None:
                 return self._begin(replace(state, level=state.level + 1), halved)
@@ -1049,7 +1020,7 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
     def _begin(self, state: MixtureFit, q: MixtureState) -> MixtureFit:
         """Put a candidate on trial."""
         level, n_lost = state.level + 1, state.n_dropped
-        begun = self._steps.begin(q, level, state.gaussian)
+        begun = self._steps.begin(q, level, single=state.gaussian)
         moved = replace(state, stage="solve", level=level, of_mixture=begun, n_lost=n_lost)
         if begun is None:
             return self._failed(moved)
@@ -1080,12 +1051,12 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
 
     def _accept(self, state: MixtureFit, q: MixtureState) -> Accepted:
         """Measure a mixture on fresh draws; where components are idle, one with fewer of them."""
-        level = ASSESSMENT + 2 * state.level
-        fewer, measured = self._steps.sound(q, self._steps.base_draws(level, times=_MANY))
+        level, n_draws = ASSESSMENT + 2 * state.level, _MANY * self._steps.most_draws
+        fewer, _, measured = self._steps.at(q, level, n_draws)
         if self._auto:
             fewer = without_idle(fewer, measured, _IDLE * self._worth)
         # Those draws have chosen: others tell what it is worth.
-        fewer, measured = self._steps.sound(fewer, self._steps.base_draws(level + 1, times=_MANY))
+        fewer, _, measured = self._steps.at(fewer, level + 1, n_draws)
         return Accepted(fewer, measured.elbo, measured.elbo_se(), measured.spread(), measured.lost)
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -1093,8 +1064,10 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
     def _polish(self, state: MixtureFit) -> MixtureFit:
         """Go to fresh draws of the accepted mixture, of which steps are averaged."""
         q, level = cast(Accepted, state.accepted).q, state.level + 1
-        n_pooled = _GAUSSIAN_DRAWS if q.n_components == 1 else _SOLVED_DRAWS
-        begun = self._steps.begin(q, level, state.gaussian, self._steps.draws_at_end)
+        n_pooled = (
+            _GAUSSIAN_DRAWS if q.n_components == 1 else FEW_DRAWS
+        )  # those of each component that it was solved on
+        begun = self._steps.begin(q, level, self._steps.draws_at_end, single=state.gaussian)
         moved = replace(state, stage="average", level=level, n_lost=state.n_dropped)
         if begun is None:
             return replace(moved, status=Status.OUTSIDE_SUPPORT)

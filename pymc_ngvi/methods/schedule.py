@@ -15,12 +15,11 @@ import abc
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 
-from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
+from pymc_ngvi.core.draws import BASE_DRAWS, N_REPLICATES, sobol_draws
 from pymc_ngvi.core.sizes import ASSESSMENT
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
@@ -189,10 +188,8 @@ class ScheduleState:
     best: float = -np.inf
     #: Accepted steps in a row that gained nothing.
     idle: int = 0
-    #: The last search found no acceptable step.
-    stalled: bool = False
-    #: Of a stalled state: none of the steps that were tried has a finite ELBO.
-    blind: bool = False
+    #: Why the last search found no acceptable step, where it found none.
+    stalled: Status | None = None
     #: Draws left out so far because log p or its gradient was not finite.
     n_dropped: int = 0
 
@@ -246,15 +243,6 @@ _PROPOSED_PER_TRIAL = 4
 HOPELESS, TIMES = 1e3, 10.0
 
 
-class Failure(Enum):
-    """Why a search found no step."""
-
-    #: Steps were tried and fell short, or none leads to a valid state.
-    NOT_ACCEPTED = "not accepted"
-    #: Steps were tried, and at none is the ELBO finite.
-    NOT_FINITE = "not finite"
-
-
 def search[Q, E: Any](
     propose: Callable[[float], Q | None],
     evaluate: Callable[[Q], E],
@@ -264,8 +252,8 @@ def search[Q, E: Any](
     slope: float,
     first: float,
     most_trials: int = MAX_TRIALS,
-) -> Step[Q, E] | Failure:
-    """Find a step that is accepted.
+) -> Step[Q, E] | Status:
+    """Find a step that is accepted; return "stalled" where there is none, or that the ELBO is finite at none.
 
     Notes
     -----
@@ -289,7 +277,7 @@ def search[Q, E: Any](
         # On to the top of the parabola of this slope through what was gained, or near.
         top = 0.5 * rho * slope / (rho * slope - gained) if np.isfinite(gained) and rho * slope > gained else 0.5
         rho *= float(np.clip(top, LEAST_PART, 0.5))
-    return Failure.NOT_FINITE if elbos and not np.isfinite(elbos).any() else Failure.NOT_ACCEPTED
+    return Status.NO_FINITE_TRIAL if elbos and not np.isfinite(elbos).any() else Status.STALLED
 
 
 #: Times that a step is halved until it leads to a valid state.
@@ -328,11 +316,6 @@ _SOLVED = 0.1
 _GROWTH, _GROWTH_INEXACT = 2, 4
 
 
-def loses_draws(evaluation: Any) -> bool:
-    """Tell whether more draws than a few lie where log p is not finite."""
-    return evaluation.lost > MAX_LOST
-
-
 def is_not_below(old: Any, new: Any, slack: float) -> bool:
     """Tell whether a step neither lowers the ELBO on the current draws by more than so much nor loses more of them."""
     loses = not np.isfinite(new.elbo) or new.n_dropped > old.n_dropped
@@ -369,6 +352,9 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
     max_idle: ClassVar[int] = 3
     #: Whether all sets of fresh draws count among those after which a fit gives up, or those of the largest size.
     counts_all: ClassVar[bool] = False
+    #: The class of states, and what tells its draws from those of others with the same seed.
+    state: ClassVar[type[Any]]
+    stream: ClassVar[tuple[int, ...]] = ()
 
     def __init__(
         self,
@@ -394,24 +380,23 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
 
     def base_draws(self, level: int, n_draws: int) -> BaseDraws:
         """Return the base draws of one level: a function of the seed and the level."""
-        return self._draw(n_draws, self._target.n_dim, np.random.default_rng([self.seed, level]))
+        return self._draw(n_draws, self._target.n_dim, np.random.default_rng([self.seed, level, *self.stream]))
 
-    def _at(self, q: Q, level: int, n_draws: int) -> tuple[BaseDraws, E]:
-        """Return new base draws, and log p at these draws of q."""
+    def at(self, q: Q, level: int, n_draws: int) -> tuple[Q, BaseDraws, E]:
+        """Return q, which may be left with fewer components, new base draws, and log p at these draws of it."""
         base = self.base_draws(level, n_draws)
-        return base, cast(E, self._estimator.evaluate(self._target, q, base))
-
-    def _drawn(self, state: S, level: int, n_draws: int) -> tuple[Q, BaseDraws, E]:
-        """Return q, which may be left with fewer components, and log p at new draws of it."""
-        q = cast(Q, state.q)
-        return q, *self._at(q, level, n_draws)
+        return q, base, cast(E, self._estimator.evaluate(self._target, q, base))
 
     @abc.abstractmethod
+    def moments(self, q: Q, base: BaseDraws, evaluation: E) -> Nats:
+        """Return what is left to gain, and along what."""
+
     def _measured(self, state: S) -> S:
         """Return a state with the moments at its draws."""
+        return replace(state, moments=self.moments(cast(Q, state.q), state.base, state.evaluation))
 
     @abc.abstractmethod
-    def _found(self, state: S) -> tuple[S, Step[Q, E] | Failure]:
+    def _found(self, state: S) -> tuple[S, Step[Q, E] | Status]:
         """Return a step that `_accepts` takes, if there is one, and the state less what was of no use."""
 
     @abc.abstractmethod
@@ -458,11 +443,20 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
 
     def first_evaluation(self, q: Q) -> E:
         """Evaluate a starting state on the first base draws."""
-        return self._at(q, 0, self._n_draws)[1]
+        return self.at(q, 0, self._n_draws)[2]
+
+    def begin(self, q: Q, level: int = 0, n_draws: int | None = None, **known: Any) -> S | None:
+        """Return a state on a new set of draws; None where none of them is finite."""
+        q, base, evaluation = self.at(q, level, n_draws or self._n_draws)
+        if not np.isfinite(evaluation.elbo):
+            return None
+        moments, n_dropped = self.moments(q, base, evaluation), evaluation.n_dropped
+        new = self.state(q, level, base, evaluation, moments, belief=Belief.of(moments), n_dropped=n_dropped, **known)
+        return cast(S, new)
 
     def step(self, state: S) -> S:
         """Take one step."""
-        ready = state.fresh and state.n_pooled and self._has_learned(state) and not loses_draws(state.evaluation)
+        ready = state.fresh and state.n_pooled and self._has_learned(state) and state.evaluation.lost <= MAX_LOST
         if ready and self._is_near(state, state.gap):
             averaged = self._average(state)
             if averaged is not None:
@@ -484,9 +478,11 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
             state = self._redraw(aside, max(state.n_draws, self.few_draws))
         return self._assessed(state)
 
-    @abc.abstractmethod
     def _assessed(self, state: S) -> Assessment:
         """Return what the fresh draws of a state say of it."""
+        evaluation, gap, gap_sd = state.evaluation, state.gap, state.belief.sd
+        against = Status.NOISE_LIMITED if gap - 2.0 * gap_sd > self.tolerance.most(state.q) else None
+        return Assessment(evaluation.theta, evaluation.logp, state.base.pairs(), gap, gap_sd, against)
 
     def reopen(self, state: S) -> S:
         """Return a state in which a fit that gave up may try again."""
@@ -501,7 +497,7 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
     def _is_certified(self, state: S) -> bool:
         m, noiseless = state.moments, _NO_NOISE * self.tolerance.least(state.q)
         # A set that is its own first use certifies nothing unless its size lets the noise be judged.
-        if loses_draws(state.evaluation) or not (state.n_draws >= self.few_draws or m.floor_sd <= noiseless):
+        if state.evaluation.lost > MAX_LOST or not (state.n_draws >= self.few_draws or m.floor_sd <= noiseless):
             return False
         # Nor must the sampling error of the draws behind the state speak against it.
         met = self._most_left(state) < self._tol_at(state) and state.gap < self.tolerance.most(state.q)
@@ -514,13 +510,11 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
 
     def _why_given_up(self, state: S) -> Status:
         """Return the likeliest reason why the largest sets of draws did not certify the state."""
-        if loses_draws(state.evaluation):
+        if state.evaluation.lost > MAX_LOST:
             return Status.OUTSIDE_SUPPORT
         if self._is_kinked(state):
             return Status.NOT_SMOOTH
-        if state.stalled:
-            return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
-        return Status.NOISE_LIMITED
+        return state.stalled or Status.NOISE_LIMITED
 
     # --- near the optimum: one step from each fresh set -----------------------------------------------------------
 
@@ -550,7 +544,7 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
         # Where the metric is not exact, a step may do less than it promises, but no harm.
         predicted = state.belief.after_step(rho, state.moments.floor) if self._is_exact(state) else state.belief
         n_pooled = round(state.n_draws / rho)
-        return replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=predicted)
+        return replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=None, belief=predicted)
 
     def _draws_to_average(self, state: S, n_pooled: int) -> int:
         """Return the size of the set that follows an averaged step, after which ``n_pooled`` draws are behind it."""
@@ -564,8 +558,8 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
     def _solve(self, state: S) -> S:
         """Take one step on the current set; go to a fresh one if that solves it."""
         state, step = self._found(state)
-        if isinstance(step, Failure):
-            return self._next_set(replace(state, stalled=True, blind=step is Failure.NOT_FINITE))
+        if isinstance(step, Status):
+            return self._next_set(replace(state, stalled=step))
         best = max(state.best, state.elbo)
         gained = step.evaluation.elbo - best > _GAIN * self.tolerance.least(step.q)
         moved = replace(
@@ -573,7 +567,7 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
             q=step.q,
             evaluation=step.evaluation,
             fresh=False,
-            stalled=False,
+            stalled=None,
             step_size=step.size,
             n_steps=state.n_steps + 1,
             best=best,
@@ -610,7 +604,7 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
         near = self._is_near(state, state.moments.gap) and not state.stalled
         too_noisy = state.moments.floor > max(NEAR_NATS, 4.0 * self.tolerance.least(state.q))
-        grows = state.n_draws < self.few_draws or not near or too_noisy or loses_draws(state.evaluation)
+        grows = state.n_draws < self.few_draws or not near or too_noisy or state.evaluation.lost > MAX_LOST
         growth = _GROWTH if self._is_exact(state) else _GROWTH_INEXACT
         n_draws = min(state.n_draws * growth, self._max_draws) if grows else state.n_draws
         return self._redraw(replace(state, n_pooled=state.n_draws, belief=UNKNOWN, idle=0), n_draws)
@@ -618,9 +612,9 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Any](abc.ABC):
     def _redraw(self, state: S, n_draws: int) -> S:
         """Return a state on fresh draws; one that gives up where none of them is finite."""
         level = state.level + 1
-        q, base, evaluation = self._drawn(state, level, n_draws)
+        q, base, evaluation = self.at(cast(Q, state.q), level, n_draws)
         if not np.isfinite(evaluation.elbo):  # nothing can be said of it: the fit ends here
-            return replace(state, fresh=True, stalled=True, rounds=MAX_ROUNDS)
+            return replace(state, fresh=True, stalled=Status.STALLED, rounds=MAX_ROUNDS)
         drawn = replace(
             state,
             q=q,
@@ -681,9 +675,8 @@ MAX_CURVATURE_ERROR = 0.2
 #: Standard errors by which the curvature that gradients show must differ from the Hessians' to be no noise, in one
 #: dimension; in more, what the largest of so many normals adds.
 _N_SE_KINK = 2.5
-#: Parts of the draws on which the ELBO is compared with that of the start; the quantile to which lower values of
-#: log p - log q are raised.
-_N_PARTS, _UPPER = 8, 0.75
+#: The quantile to which lower values of log p - log q are raised.
+_UPPER = 0.75
 #: Nats below which nothing is told apart: sums of lower ones overflow.
 _LOWEST = -1e200
 
@@ -707,7 +700,7 @@ def has_diverged(
     for own in units if on_batches else [units.ravel()]:
         if np.isfinite(h[own]).any():
             h[own] = np.maximum(h[own], np.nanquantile(h[own], _UPPER))
-    parts = [h[part.ravel()] for part in np.array_split(units, _N_PARTS)]
+    parts = [h[part.ravel()] for part in np.array_split(units, N_REPLICATES)]
     elbos = [float(np.mean(part[np.isfinite(part)])) for part in parts if np.isfinite(part).any()]
     return not elbos or bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
 
@@ -782,7 +775,7 @@ def measured_at(
     if not evaluation.finite.any():
         return Measured(np.nan, np.inf, Status.OUTSIDE_SUPPORT)
     moments = estimator.moments(target, q, base, evaluation)
-    against = Status.OUTSIDE_SUPPORT if loses_draws(evaluation) else None
+    against = Status.OUTSIDE_SUPPORT if evaluation.lost > MAX_LOST else None
     if against is None and estimator is price and is_kinked(q, base, evaluation, moments):
         against = Status.NOT_SMOOTH
     keep, full = evaluation.finite, None

@@ -25,7 +25,7 @@ from pymc_ngvi.core.types import Array, Assessment, Evaluation, Expectation, Mat
 from pymc_ngvi.density.streams import Batch, Place, StreamDensity, StreamReport
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import ExactEvaluation, Moments
-from pymc_ngvi.methods.schedule import NO_DRAWS, ExactRule
+from pymc_ngvi.methods.schedule import NO_DRAWS, ExactRule, search
 
 # --- sites: what a batch says of theta, as a quadratic function ---
 #
@@ -118,7 +118,7 @@ def as_hessian(values: Array) -> MatrixHessian:
 def gap_by_newton(q: AnyGaussian, grad: Array, hessian: Array) -> float:
     """Return the nats to be gained where expected derivatives are off by so much."""
     whitened = q.whiten(grad[None])[0]
-    error = q.flat(q.curvature(as_hessian(hessian)))
+    error = q.curvature(as_hessian(hessian)).ravel()
     return 0.5 * float(whitened @ whitened) + 0.25 * q.inner(error, error)
 
 
@@ -264,9 +264,8 @@ def corrected(target: StreamDensity, step: Step, state: IncrementalState) -> Inc
 
 # --- natural steps batch by batch ---
 
-#: Nats that a step may promise and be taken unseen; steps on one batch, the first one of all and others, at most;
-#: times that a step is halved.
-_NEAR, _MOST_FIRST, _MOST_STEPS, _MOST_HALVED = 0.1, 30, 2, 12
+#: Nats that a step may promise and be taken unseen; steps on one batch, the first one of all and others, at most.
+_NEAR, _MOST_FIRST, _MOST_STEPS = 0.1, 30, 2
 #: Passes without progress after which there is none to be expected, and what counts as progress.
 _MOST_IDLE, _PROGRESS = 4, 0.5
 
@@ -375,17 +374,17 @@ class Incremental(ExactRule[StreamDensity, IncrementalState]):
 
     def _improved(self, tried: _Tried, n_rows: int, others: Quadratic, most: int) -> _Tried:
         """Take steps that raise the ELBO, as long as they promise more than little."""
-        for _ in range(most):
-            if tried.moments.gap < _NEAR:
-                break
-            # The longest step of sizes 1, 1/2, ... that does.
-            moved = (self._update(tried.q, tried.moments, 0.5**n, True) for n in range(_MOST_HALVED))
-            steps = (self._tried(q, n_rows, others, tried) for q in moved if q is not None)
-            found = next((step for step in steps if step.elbo > tried.elbo), None)
-            if found is None:
-                break
-            tried = found
-        return tried
+        if not most or tried.moments.gap < _NEAR:
+            return tried
+        found = search(
+            lambda rho: self._update(tried.q, tried.moments, rho, True),
+            lambda q: self._tried(q, n_rows, others, tried),
+            lambda new: new.elbo > tried.elbo,
+            elbo=tried.elbo,
+            slope=2.0 * tried.moments.gap,
+            first=1.0,
+        )
+        return tried if isinstance(found, Status) else self._improved(found.evaluation, n_rows, others, most - 1)
 
     def _stepped(self, q: AnyGaussian, total: Quadratic) -> tuple[float, AnyGaussian]:
         """Take a natural step where all batches are their sites; return the nats that it promised, too."""

@@ -8,7 +8,7 @@ measured on draws of its own. Where Hessians are used, an average of measured ga
 
 import abc
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -18,7 +18,18 @@ from pymc_ngvi.core.draws import BASE_DRAWS, N_REPLICATES, sobol_draws
 from pymc_ngvi.core.sizes import seed_of
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, Indices, StepRule, Target
+from pymc_ngvi.core.types import (
+    Array,
+    Assessment,
+    BaseDraws,
+    Evaluation,
+    GaussianState,
+    Indices,
+    MeanHessian,
+    StepRule,
+    Target,
+    WhitenedHessian,
+)
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import (
     Direction,
@@ -28,9 +39,11 @@ from pymc_ngvi.methods.estimators import (
     evaluation_of,
     gauss_newton,
     price,
+    score,
     stein,
 )
 from pymc_ngvi.methods.schedule import (
+    MAX_LOST,
     N_GRADIENTS,
     N_HESSIANS,
     TOL,
@@ -39,7 +52,6 @@ from pymc_ngvi.methods.schedule import (
     Tolerance,
     has_diverged,
     longest_step,
-    loses_draws,
     measured_at,
     measured_gap,
 )
@@ -269,7 +281,8 @@ class Stochastic[M](StepRule[AnyGaussian, StochasticState[M]]):
         if self._target.has_minibatch:
             self._target.take_batch(self._seed, state.t)
         base = self._draw(self._n_draws, self._target.n_dim, rng)
-        if not self._measures_gap:  # nothing is to be spent on errors that serve no purpose
+        # Nothing is to be spent on errors that serve no purpose; but values alone are seen beside other replicates'.
+        if not self._measures_gap and self._estimator is not score:
             base = replace(base, n_replicates=1)
         evaluation = self._estimator.evaluate(self._target, state.iterate, base)
         n_dropped = state.n_dropped + evaluation.n_dropped
@@ -347,7 +360,7 @@ class Stochastic[M](StepRule[AnyGaussian, StochasticState[M]]):
             units, evaluation = replicates(base), on_batches(self._target, state.q, base, rng)
         else:
             units, evaluation = base.pairs(), self._estimator.evaluate(self._target, state.q, base)
-        against = Status.OUTSIDE_SUPPORT if loses_draws(evaluation) else measured.against
+        against = Status.OUTSIDE_SUPPORT if evaluation.lost > MAX_LOST else measured.against
         if has_diverged(state.q, evaluation, units, state.first_elbo, on_batches=self._target.has_minibatch):
             against = Status.DIVERGED
         if passes is not None and against is None:  # all of the data tell the ELBO with less noise
@@ -395,6 +408,37 @@ class Stochastic[M](StepRule[AnyGaussian, StochasticState[M]]):
         return int(np.clip(least / 16 * 2 ** np.ceil(np.log2(max(n_dim, 1))), least, most))
 
 
+class Pooled:
+    """The log density on several minibatches: the mean over them, each scaled to all of the data."""
+
+    has_hessian = True
+
+    def __init__(self, target: Target, seed: int, n_batches: int) -> None:
+        self._target, self._seed, self._n_batches = target, seed, n_batches
+        self.n_dim = target.n_dim
+
+    def _on_each[T](self, evaluate: Callable[[], T]) -> Iterator[T]:
+        for number in range(self._n_batches):
+            self._target.take_batch(self._seed, number)
+            yield evaluate()
+
+    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
+        """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
+        logp, grad = np.zeros(len(theta)), np.zeros_like(theta)
+        for values, slopes in self._on_each(lambda: self._target.logp_grad(theta)):
+            logp += values / self._n_batches
+            grad += slopes / self._n_batches
+        return logp, grad
+
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the mean of hess log p over draws and minibatches: a batch has a pattern, where their mean may not."""
+
+        def whitened(state: GaussianState) -> Array:
+            return np.mean(list(self._on_each(lambda: self._target.mean_hessian(theta).whitened(state))), axis=0)
+
+        return WhitenedHessian(whitened)
+
+
 # --- how many nats a state lacks on all of the data, where log p reads minibatches ---
 # Each replicate of the draws is evaluated on a pass through the data of its own, in a random order. What noise a pass
 # has, as where its last batch begins another one, then is in the scatter of replicates, like that of the draws.
@@ -416,7 +460,7 @@ def on_passes(target: Target, q: AnyGaussian, rng: np.random.Generator) -> tuple
     if affordable < N_HESSIANS:  # as few as tell anything
         return None
     base = sobol_draws(min(2 ** int(np.log2(affordable)), N_GRADIENTS), target.n_dim, rng)
-    evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, seed_of(rng)))
+    evaluation = _by_replicate(q, base, lambda theta: Pooled(target, seed_of(rng), target.n_batches).logp_grad(theta))
     # The Hessian that the target knows is that of one batch.
     return measured_at(target, q, base, evaluation, stein, full_metric=False), evaluation, replicates(base)
 
@@ -441,14 +485,3 @@ def _by_replicate(q: AnyGaussian, base: BaseDraws, evaluate: Callable[[Array], t
     parts = [evaluate(theta[rows]) for rows in base.replicates()]
     logp, grad = (np.concatenate(part) for part in zip(*parts, strict=True))
     return evaluation_of(q, theta, logp, grad)
-
-
-def _on_pass(target: Target, theta: Array, seed: int) -> tuple[Array, Array]:
-    n_batches = target.n_batches
-    logp, grad = np.zeros(len(theta)), np.zeros_like(theta)
-    for number in range(n_batches):
-        target.take_batch(seed, number)
-        values, slopes = target.logp_grad(theta)
-        logp += values / n_batches
-        grad += slopes / n_batches
-    return logp, grad

@@ -38,15 +38,13 @@ from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState, is_at_rest, is_n
 from pymc_ngvi.methods.estimators import Estimator, Moments, Nats, Update, gap_of, stein
 from pymc_ngvi.methods.schedule import (
     FEW_DRAWS,
+    MAX_LOST,
     NEAR_NATS,
     ROUNDING,
-    Belief,
-    Failure,
     Schedule,
     ScheduleState,
     Step,
     is_kinked,
-    loses_draws,
     search,
 )
 
@@ -274,10 +272,10 @@ def measured(
     tail, least, most = 1.0 / q.shape, LEAST_TAIL * (1.0 + ROUNDING), MOST_TAIL * (1.0 - ROUNDING)
     at_bound = bool((tail <= least and shapes.mean() < 0.0) or (tail >= most and shapes.mean() > 0.0))
     shapes = np.zeros_like(shapes) if at_bound else shapes
-    unit = q.gaussian.flat(q.gaussian.add_to_diagonal(np.zeros_like(m.curvature), 1.0)) / np.sqrt(q.n_dim)
+    unit = q.gaussian.add_to_diagonal(np.zeros_like(m.curvature), 1.0).ravel() / np.sqrt(q.n_dim)
     metric = Metric.of(q, unit)
     metric = metric.holding_shape() if at_bound else metric
-    error = q.gaussian.flat(q.gaussian.add_to_diagonal(m.curvature, -1.0)) / -np.sqrt(2.0)
+    error = q.gaussian.add_to_diagonal(m.curvature, -1.0).ravel() / -np.sqrt(2.0)
     row = np.concatenate([m.grad, error, [shapes.mean()]])[None]
     vector = metric.with_size(row, sizes.mean(keepdims=True))
     excess = float(metric.size(row - vector)[0]) * np.sqrt(2.0 / q.n_dim)
@@ -334,8 +332,10 @@ def stepped(
     q: StudentTState, moments: ScaleMoments, direction: Array, update: Update, rho: float, *, correct: bool
 ) -> StudentTState | None:
     """Return the state after a step; None where it is not valid."""
-    curvature = q.gaussian.add_to_diagonal(-q.gaussian.unflat(np.sqrt(2.0) * direction[q.n_dim : -1]), 1.0)
-    own = replace(moments.of_estimator, grad=direction[: q.n_dim], curvature=curvature, replicates=None)
+    before = moments.of_estimator
+    error = np.sqrt(2.0) * direction[q.n_dim : -1].reshape(before.curvature.shape)
+    curvature = q.gaussian.add_to_diagonal(-error, 1.0)
+    own = replace(before, grad=direction[: q.n_dim], curvature=curvature, replicates=None)
     gaussian = update(q.gaussian, own, rho, correct)
     if gaussian is None:
         return None
@@ -368,6 +368,8 @@ class AsStudentT(ScheduleState):
 class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
     """Steps of a Student-t."""
 
+    state = AsStudentT
+
     def base_draws(self, level: int, n_draws: int) -> BaseDraws:
         """Return the base draws of one level, a function of the seed: standard normals and a column of uniforms.
 
@@ -376,20 +378,11 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         base = self._draw(n_draws, self._target.n_dim + 1, np.random.default_rng([self.seed, _LEVEL + level]))
         return replace(base, z=np.column_stack([base.z[:, 1:], erf(np.abs(base.z[:, 0]) / np.sqrt(2.0))]))
 
-    def begin(self, q: StudentTState, *, level: int = 0) -> AsStudentT | None:
-        """Return the state before the first step; None where no draw is finite."""
-        base, evaluation = self._at(q, level, self.few_draws)
-        if not evaluation.finite.any():
-            return None
-        moments = measured(self._target, q, base, evaluation, self._estimator, stl=self._stl)
-        belief = Belief.of(moments)
-        return AsStudentT(q, level, base, evaluation, moments, belief=belief, n_dropped=evaluation.n_dropped)
-
     # --- how a t is measured --------------------------------------------------------------------------------------
 
-    def _measured(self, state: AsStudentT) -> AsStudentT:
-        moments = measured(self._target, state.q, state.base, state.evaluation, self._estimator, stl=self._stl)
-        return replace(state, moments=moments)
+    def moments(self, q: StudentTState, base: BaseDraws, evaluation: Evaluation) -> ScaleMoments:
+        """Return the natural gradient."""
+        return measured(self._target, q, base, evaluation, self._estimator, stl=self._stl)
 
     def _is_exact(self, state: AsStudentT) -> bool:
         return bool(state.q.gaussian.exact_metric)
@@ -413,11 +406,6 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         base, evaluation = within(state.q, state.base, state.evaluation, stl=True)
         return is_kinked(state.q.gaussian, base, evaluation, state.moments.of_estimator)
 
-    def _assessed(self, state: AsStudentT) -> Assessment:
-        evaluation, gap, gap_sd = state.evaluation, state.gap, state.belief.sd
-        against = Status.NOISE_LIMITED if gap - 2.0 * gap_sd > self.tolerance.most(state.q) else None
-        return Assessment(evaluation.theta, evaluation.logp, state.base.pairs(), gap, gap_sd, against)
-
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def _averaged(self, state: AsStudentT, rho: float) -> AsStudentT | None:
@@ -434,7 +422,7 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
         # If it seems to be done, the next set is to certify it.
         return max(n_draws, self.few_draws) if state.belief.bound < self._tol_at(state) else n_draws
 
-    def _found(self, state: AsStudentT) -> tuple[AsStudentT, Step[StudentTState, Evaluation] | Failure]:
+    def _found(self, state: AsStudentT) -> tuple[AsStudentT, Step[StudentTState, Evaluation] | Status]:
         x = state.moments
         near = is_near(state.q.gaussian, x.gaussian, 0.5 * float(x.vector[:-1] @ x.vector[:-1]))
         # On few draws, most of the shape's step may be noise, and far from the optimum all of it tells of other errors.
@@ -475,8 +463,8 @@ _NEAR_PER_DIM = 0.1
 _MAX_RETURNS = 2
 #: Nats below the ELBO of the Gaussian that it began from, at which a t is given up.
 _WORSE = 1.0
-#: Random streams: of the larger set at the end; between those of parts of a fit; between the seeds of Gaussian parts.
-_CHECK_LEVEL, _LEVELS, _LATER = 500_000, 10_000, 1_000_003
+#: Random streams of the larger set at the end.
+_CHECK_LEVEL = 500_000
 
 
 @stored("scale_mixture.as_gaussian")
@@ -549,7 +537,6 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
         parts, options = (target, update, estimator), {**options, "max_draws": most}
         self._target, self._estimator = target, estimator
         self._gaussian = Adaptive(*parts, seed=seed, n_draws=n_draws, **options)
-        self._later = Adaptive(*parts, seed=seed + _LATER, n_draws=few, **options)
         self._t = StudentTSteps(*parts, seed=seed, n_draws=few, **options)
         self._t.few_draws = few
 
@@ -590,7 +577,7 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
 
     def _step_of_gaussian(self, state: AsGaussian) -> AsGaussian | AsStudentT:
         """Take one step of the Gaussian; give it tails where they gain something."""
-        inner = (self._later if state.n_returns else self._gaussian).step(state.of_gaussian)
+        inner = self._gaussian.step(state.of_gaussian)
         moved = replace(state, of_gaussian=inner, checked=False)
         if state.n_returns >= _MAX_RETURNS:
             return replace(moved, checked=True)
@@ -601,21 +588,23 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
             n_se = _N_SE_AT_END
         else:
             near = inner.gap < NEAR_NATS + _NEAR_PER_DIM * q.n_dim
-            if not (inner.fresh and near) or inner.n_draws < FEW_DRAWS or loses_draws(inner.evaluation):
+            if not (inner.fresh and near) or inner.n_draws < FEW_DRAWS or inner.evaluation.lost > MAX_LOST:
                 return moved
             base, evaluation, n_se = inner.base, inner.evaluation, _N_SE
         begun = None
         if evaluation.finite.any() and tails_gain(q, base, evaluation, n_se):
-            begun = self._t.begin(moved.q, level=inner.level + _LEVELS * state.n_returns)
+            begun = self._t.begin(moved.q, inner.level)
         if begun is None:
             return replace(moved, checked=n_se == _N_SE_AT_END)
         n_dropped = moved.n_dropped + begun.n_dropped
         return replace(begun, n_dropped=n_dropped, n_returns=state.n_returns, origin=begun.q, origin_elbo=begun.elbo)
 
     def _back(self, state: AsStudentT, q: StudentTState) -> AsGaussian:
-        """Return to a Gaussian."""
-        n_returns, n_lost = state.n_returns + 1, state.n_dropped
-        return AsGaussian(self._later.init(q.gaussian), n_returns=n_returns, n_lost=n_lost)
+        """Return to a Gaussian, on draws that had no part in this."""
+        inner = self._gaussian.begin(q.gaussian, state.level + 1, self._t.few_draws)
+        return AsGaussian(
+            inner or self._gaussian.init(q.gaussian), n_returns=state.n_returns + 1, n_lost=state.n_dropped
+        )
 
 
 def _is_gaussian(q: StudentTState) -> bool:

@@ -98,7 +98,7 @@ def of_step(structure, hessian):
 
     def step():
         curvature = q.curvature(hessian)
-        q.flat(q.add_to_diagonal(curvature, -1.0))
+        q.add_to_diagonal(curvature, -1.0).ravel()
         new, _ = q.precision_scaled_by(q.add_to_diagonal(0.5 * curvature, 0.5), np.ones(n))
         new.covariances(pattern.rows, pattern.cols)
 

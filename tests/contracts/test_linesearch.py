@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Evaluation
-from pymc_ngvi.methods.schedule import Failure, search
+from pymc_ngvi.methods.schedule import search
 
 
 def run(elbo_at, *, slope=1.0, first=1.0, propose=lambda rho: rho):
@@ -36,7 +37,7 @@ def test_the_top_of_a_parabola_is_found_at_once(top):
 def test_each_step_is_between_a_quarter_and_half_of_the_one_before(elbo, n_trials):
     """Hopeless steps do not count among the eight, but there is an end to them; it is said whether any was finite."""
     found, tried = run(lambda rho: elbo)
-    assert found is (Failure.NOT_ACCEPTED if np.isfinite(elbo) else Failure.NOT_FINITE)
+    assert found is (Status.STALLED if np.isfinite(elbo) else Status.NO_FINITE_TRIAL)
     parts = np.divide(tried[1:], tried[:-1])
     assert ((parts >= 0.25) & (parts <= 0.5)).all()
     assert len(tried) == n_trials
@@ -50,5 +51,5 @@ def test_steps_without_a_state_are_not_evaluated():
 def test_halving_to_where_there_is_a_state_costs_no_trial():
     """Nine steps without a state, then as many evaluations as ever, from the first that has one."""
     found, tried = run(lambda rho: -0.5 * rho, slope=0.0, propose=lambda rho: rho if rho < 0.003 else None)
-    assert found is Failure.NOT_ACCEPTED
+    assert found is Status.STALLED
     assert tried == [0.5**9 * 0.25**i for i in range(8)]

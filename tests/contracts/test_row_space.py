@@ -16,7 +16,7 @@ from pymc_ngvi.density import by_rows, expectations
 from pymc_ngvi.families import FullState
 from pymc_ngvi.families.gaussian import LowRankState
 from pymc_ngvi.methods import natural
-from pymc_ngvi.methods.estimators import Quadrature
+from pymc_ngvi.methods.estimators import quadrature
 from pymc_ngvi.methods.reparam import RowSpaceDensity
 
 N_ROWS, N_COEFFICIENTS = 30, 120
@@ -75,9 +75,9 @@ def test_a_step_is_the_natural_step_of_all_coordinates(make, n_dim, seed, rho, m
     whole = FullState(target.gaussian(q).mean(), np.linalg.cholesky(target.gaussian(q).cov()))
     elbos, steps = [], []
     for of, state in ((target, q), (density, whole)):
-        evaluation = Quadrature().evaluate(of, state, NO_DRAWS)
+        evaluation = quadrature.evaluate(of, state, NO_DRAWS)
         elbos.append(evaluation.elbo)
-        steps.append(natural(state, Quadrature().moments(of, state, NO_DRAWS, evaluation), rho, True))
+        steps.append(natural(state, quadrature.moments(of, state, NO_DRAWS, evaluation), rho, True))
     found, expected = target.gaussian(steps[0]), steps[1]
     assert_allclose(elbos[0], elbos[1], rtol=1e-12)
     assert_allclose(found.mean(), expected.mean(), atol=1e-12 * np.abs(expected.mean()).max())
