@@ -248,7 +248,7 @@ class Diagnosis:
             of_modes = " The posterior has one mode, as its log density is concave."
         elif self.searched:
             of_modes = " A search found no other modes."
-        return f"{self.checks.sentence}{of_modes * (self.reliable and not self.thorough)}"
+        return self.checks.sentence + (of_modes if self.reliable and not self.thorough else "")
 
     def _search(self) -> str:
         if self.has_one_mode:
@@ -260,11 +260,7 @@ class Diagnosis:
 
     def _rows(self) -> list[tuple[str, str]]:
         """Return what was measured, by name."""
-        w = self.weights
-        lost = f", {w.n_lost:,} of them lost" if w.n_lost else ""
-        moved = f"{self.n_moved:,} draws, {self.n_trajectories} trajectories each, acceptance {self.acceptance:.2f}"
-        gap = "" if self.is_pool else f", gap {format_gap(self.gap, ' nats')}"
-        rows = [("Gaussian fit" if self.is_pool else "Fit", f"{self.outcome}{gap}, ELBO {self.elbo}")]
+        w, of_weights, of_draws = self.weights, "", ""
         if w.n_draws and not (self.is_pool and w.khat == -np.inf):  # draws of chains have no weights
             limit, verdict = khat_limit(w.n_draws), w.verdict(self.layout.n_dim)
             meaning = f": importance weights {'can' if verdict.helps else "can't"} correct q (limit {limit:.2f})"
@@ -272,19 +268,25 @@ class Diagnosis:
                 meaning = " of the weights of the global parameters"
             elif verdict is WeightVerdict.EVEN:
                 meaning = ": of no weight, as importance weights are nearly equal"
-            rows.append(("Pareto k-hat", f"{w.khat_text()}{meaning}"))
-            rows.append(("Weighted draws", f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"))
-        if self.n_moved:
-            rows.append(("Moved draws", moved))
-        scored = f"at {self.n_scored:,} draws" * (self.n_scored > 0)
-        texts = (("Gradients", scored), ("Joint density", self.joint), ("Computed", self.computed))
-        rows += [(name, text) for name, text in texts if text]
-        rows.append(("Other modes", "looked for from dispersed starts" if self.thorough else self._search()))
-        rows.append(("Cost", f"{self.n_gradients:,} gradients, {self.n_log_p:,} log densities"))
-        if self.left_out:
-            text = "; ".join(self.left_out)
-            rows.append(("Left out", f"{text} (evaluations of this model are dear; diagnose(draws=10_000) has them)"))
-        return rows
+            lost = f", {w.n_lost:,} of them lost" if w.n_lost else ""
+            of_weights = f"{w.khat_text()}{meaning}"
+            of_draws = f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"
+        gap = "" if self.is_pool else f", gap {format_gap(self.gap, ' nats')}"
+        moved = f"{self.n_moved:,} draws, {self.n_trajectories} trajectories each, acceptance {self.acceptance:.2f}"
+        left_out = f"{'; '.join(self.left_out)} (evaluations of this model are dear; diagnose(draws=10_000) has them)"
+        rows = [
+            ("Gaussian fit" if self.is_pool else "Fit", f"{self.outcome}{gap}, ELBO {self.elbo}"),
+            ("Pareto k-hat", of_weights),
+            ("Weighted draws", of_draws),
+            ("Moved draws", moved if self.n_moved else ""),
+            ("Gradients", f"at {self.n_scored:,} draws" if self.n_scored else ""),
+            ("Joint density", self.joint),
+            ("Computed", self.computed),
+            ("Other modes", "looked for from dispersed starts" if self.thorough else self._search()),
+            ("Cost", f"{self.n_gradients:,} gradients, {self.n_log_p:,} log densities"),
+            ("Left out", left_out if self.left_out else ""),
+        ]
+        return [(name, text) for name, text in rows if text]
 
     def _table(self) -> pd.DataFrame:
         known, columns = self.by_coordinate, {}
@@ -401,7 +403,7 @@ def _other_posterior(posterior: Posterior) -> str:
             continue
         if (found := if_available(kind.possible, density)) is not None and (chance := kind.chance(found)) > best:
             seconds = kind.price(found, density, by_rows=density.n_directions is not None).seconds
-            best, option = chance, f"posterior={name!r}" + f" ({in_words(seconds)})" * kind.is_last
+            best, option = chance, f"posterior={name!r}" + (f" ({in_words(seconds)})" if kind.is_last else "")
     return option
 
 
@@ -689,14 +691,14 @@ def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
     costs, n = costs_of(posterior), budget_of(posterior).n_weights
     n = n or int(np.clip(_seconds_of(posterior) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
-    if n < most_weighed(posterior, N_WEIGHED):
+    if n < at_most(N_WEIGHED, FEWEST_WEIGHED, HELD, posterior.layout.n_dim):
         logger.info(f"Importance weights of {n:,} draws: evaluations of this model are dear, ask for more by draws=.")
     return n
 
 
-def most_weighed(posterior: Posterior, draws: int) -> int:
-    """Return how many of some draws can be held at once."""
-    return min(draws, max(FEWEST_WEIGHED, HELD // max(posterior.layout.n_dim, 1)))
+def at_most(n: int, least: int, numbers: int, n_dim: int) -> int:
+    """Return how many of ``n`` draws there may be at once, in so many numbers; ``least`` in any case."""
+    return min(n, max(least, numbers // max(n_dim, 1)))
 
 
 def own_generator(record: FitRecord | None, stream: int = WEIGHTS) -> np.random.Generator:
@@ -731,16 +733,6 @@ def log_ratio_of(posterior: Posterior, draws: int | None, rng: np.random.Generat
     if posterior.log_ratio is None or len(posterior.log_ratio) < n:
         posterior.log_ratio = weighed(posterior, n, own_generator(posterior.record))
     return posterior.log_ratio
-
-
-def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
-    """Return what log p - log q at draws says of weights, and the ELBO."""
-    finite = np.isfinite(log_ratio)
-    n = int(finite.sum())
-    with np.errstate(over="ignore"):  # far draws of a proposal may have next to no density
-        value = float(log_ratio[finite].mean()) if n else -np.inf
-        se = float(log_ratio[finite].std(ddof=1) / np.sqrt(n)) if n > 1 else np.inf
-    return weigh(log_ratio)[1], Elbo(value, se)
 
 
 # --- gradients of log p at draws: how fast what is computed of these would drift, if they diffused ---
@@ -799,7 +791,7 @@ def score_drift_of(
     """
     q = posterior.distribution
     plan = q.plan(posterior.density)
-    n = min(n, max(LEAST_MOVED, AT_ONCE // max(q.n_dim, 1)))
+    n = at_most(n, LEAST_MOVED, AT_ONCE, q.n_dim)
     gaussian, theta = plan.gaussian, plan.draw(q.base(n, rng))
     with np.errstate(all="ignore"):
         step = gaussian.draws(gaussian.whiten(plan.target.logp_grad(theta)[1])) - gaussian.mean()
@@ -831,11 +823,6 @@ def score_drift_of(
 # --- draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws ---
 
 
-def most_moved(n_dim: int, n_draws: int = _MOVED) -> int:
-    """Return how many of some draws can be moved at once."""
-    return min(n_draws, max(LEAST_MOVED, STREAMED // max(n_dim, 1)))
-
-
 def drifts_of(
     posterior: Posterior,
     rng: np.random.Generator,
@@ -848,14 +835,15 @@ def drifts_of(
     Gradients at draws of a Gaussian that has converged have the mean 0, whatever the posterior is.
     """
     q, density, record = posterior.distribution, posterior.density, posterior.record
-    scored, left, n_moved = None, budget.n_gradients, most_moved(q.n_dim)
+    scored, left, n_moved = None, budget.n_gradients, at_most(_MOVED, LEAST_MOVED, STREAMED, q.n_dim)
     if record is not None and record.is_pool and left >= FEWEST:
         scored = score_drift_of(posterior, rng, min(_MOVED * _TRAJECTORIES, left), functionals)
     if scored is not None:
         if not scored.stands_out:
             return scored
         # Of many draws that are moved once, chance is known best.
-        left, n_moved, n_trajectories = left - scored.n_scored, most_moved(q.n_dim, scored.n_scored), 1
+        left, n_trajectories = left - scored.n_scored, 1
+        n_moved = at_most(scored.n_scored, LEAST_MOVED, STREAMED, q.n_dim)
     base, plan = q.base(n_moved, rng), q.plan(density)
     moved = move(density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=left)
     by_moves = Drifts(moved)
@@ -875,8 +863,9 @@ _NO_BUDGET = "approx.diagnose() has more, diagnose(draws=10_000) no budget"
 def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool = False) -> Budget:
     """Return what a diagnosis takes where nothing is dear."""
     has_weights = posterior.distribution.kept_log_weights() is not None
+    n_weights = at_most(draws, FEWEST_WEIGHED, HELD, posterior.layout.n_dim)
     n_gradients = MOST_STEPS * _MOVED * (_TRAJECTORIES if thorough else 1)
-    return Budget(0 if has_weights else most_weighed(posterior, draws), n_gradients)
+    return Budget(0 if has_weights else n_weights, n_gradients)
 
 
 def budget_of(posterior: Posterior) -> Budget:
@@ -913,7 +902,7 @@ def diagnose(
         functionals = functionals_of(density, posterior.constrain)
         found = drifts_of(posterior, rng, often, budget, functionals)
     moved, drift = found.moved, found.moments
-    some = len(moved.end) + moved.n_lost < most_moved(layout.n_dim)
+    some = len(moved.end) + moved.n_lost < at_most(_MOVED, LEAST_MOVED, STREAMED, layout.n_dim)
     fewer = budget.cut and not found.n_scored and (some or moved.n_trajectories < often)
     places = other_modes(density, posterior.distribution, elbo.value, rng) if thorough else []
     gap = float("nan") if record is None or record.is_pool else record.gap
@@ -954,7 +943,7 @@ def diagnose(
         n_log_p=weights.n_draws + n_compared,
         layout=layout,
         is_pool=context.is_pool,
-        left_out=_left_out(budget, found, often if fewer else 0, n_compared > 0, q.kept_log_weights() is not None),
+        left_out=_left_out(budget, found, n_compared, fewer=fewer, has_weights=q.kept_log_weights() is not None),
         joint="" if found.joint is None else found.joint.in_words(),
         computed="" if of is None else of.of_elements(),
         searched=record is not None and record.searched,
@@ -1023,10 +1012,14 @@ def _weights_of(
     """Return weights, the ELBO, and log weights of draws."""
     record, n, own = posterior.record, budget.n_weights, posterior.distribution.kept_log_weights()
     if own is not None or not n:
-        weights = Weights(np.nan, np.nan, 0, 0) if own is None else weights_and_elbo(own)[0]
+        weights = Weights(np.nan, np.nan, 0, 0) if own is None else weigh(own)[1]
         return weights, Elbo(np.nan, np.nan) if record is None else record.elbo, np.empty(0)
     ratio = log_ratio_of(posterior, n, None) if is_of_fit else weighed(posterior, n, rng)
-    return *weights_and_elbo(ratio), ratio
+    finite = ratio[np.isfinite(ratio)]
+    with np.errstate(over="ignore"):  # far draws of a proposal may have next to no density
+        value = float(finite.mean()) if len(finite) else -np.inf
+        se = float(finite.std(ddof=1) / np.sqrt(len(finite))) if len(finite) > 1 else np.inf
+    return weigh(ratio)[1], Elbo(value, se), ratio
 
 
 def _weighted_shifts(
@@ -1083,21 +1076,17 @@ def _columns(drift: Drift | None, n_dim: int) -> dict[str, Array]:
     return result
 
 
-def _left_out(budget: Budget, found: Drifts, often: int, compared: bool, has_weights: bool) -> tuple[str, ...]:
-    """Return what a budget does not allow; ``often``: trajectories that were wanted, 0 where all draws were moved."""
-    result, moved = [], found.moved
-    if budget.n_weights == 0 and not has_weights:
-        result.append("importance weights and their k-hat")
-    elif budget.weights_cut:
-        result.append(f"importance weights of more than {budget.n_weights:,} draws")
-    if not compared:
-        result.append(SYMMETRIES)
-    if not_moved(moved) and not found.n_scored:
-        result.append("moved draws")
-    elif often:
-        times = f", {moved.n_trajectories} trajectories each" if moved.n_trajectories < often else ""
-        result.append(f"more than {len(moved.end)} moved draws{times}")
-    return tuple(result)
+def _left_out(budget: Budget, found: Drifts, n_compared: int, *, fewer: bool, has_weights: bool) -> tuple[str, ...]:
+    """Return what a budget does not allow; ``fewer``: whether draws or trajectories were wanted that it has not."""
+    moved, none = found.moved, not_moved(found.moved)
+    said = {
+        "importance weights and their k-hat": not (budget.n_weights or has_weights),
+        f"importance weights of more than {budget.n_weights:,} draws": budget.n_weights > 0 and budget.weights_cut,
+        SYMMETRIES: not n_compared,
+        "moved draws": none and not found.n_scored,
+        f"more than {len(moved.end)} moved draws, {moved.n_trajectories} trajectories each": fewer and not none,
+    }
+    return tuple(text for text, is_left_out in said.items() if is_left_out)
 
 
 def _open(budget: Budget, found: Drifts) -> str:

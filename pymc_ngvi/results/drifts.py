@@ -441,8 +441,6 @@ _MIRRORED = ("", "logodds", "interval", "zerosum")
 _MOST_IN_ALL_SETS, _MOST_SETS = 5, 64
 #: Labels along an axis that are looked at.
 _MOST_LABELS = 9
-#: Characters in which the names of two variables may differ that are exchanged (``mu_a`` and ``mu_b``).
-_MOST_APART = 2
 
 
 def transform_of(variable: Variable) -> str:
@@ -452,9 +450,9 @@ def transform_of(variable: Variable) -> str:
 
 
 class _Item(NamedTuple):
-    """What can be exchanged label by label, or change its sign: an axis of a variable, or two variables."""
+    """What can be exchanged label by label, or change its sign: an axis of a variable."""
 
-    variables: tuple[Variable, ...]
+    variable: Variable
     axis: int
     #: Places of each label in the flat vector; shape (n_labels, ...).
     places: Indices
@@ -477,7 +475,7 @@ class SymmetryFamily:
     kind: str
     #: Of the variables.
     names: tuple[str, ...]
-    #: Axes, pairs or variables that are part of it.
+    #: Axes or variables that are part of it.
     where: frozenset[object]
     #: Exchanges of neighbours, in the order of the labels; signs label by label.
     members: tuple[Callable[[Array], Array], ...]
@@ -500,8 +498,8 @@ def families_of(layout: Layout) -> list[SymmetryFamily]:
             for v in mirrored:
                 sign[v.where] *= -1
             members.append(functools.partial(_mapped, order=order, sign=sign, sums=sums))
-        names = dict.fromkeys(v.name for v in (*(v for item in some for v in item.variables), *mirrored))
-        where = frozenset([*((item.variables, item.axis) for item in some), *mirrored])
+        names = dict.fromkeys(v.name for v in (*(item.variable for item in some), *mirrored))
+        where = frozenset([*((item.variable, item.axis) for item in some), *mirrored])
         return SymmetryFamily(kind, tuple(names), where, tuple(members))
 
     # Scalars between bounds: as two labels are exchanged, the probability of one turns to that of the other.
@@ -509,12 +507,12 @@ def families_of(layout: Layout) -> list[SymmetryFamily]:
     mirrors = list(dict.fromkeys([(), bounded, *((v,) for v in bounded[:_MOST_IN_ALL_SETS])]))
     found = [
         family("labels", some, mirrored)
-        for items in (*axes, *_twins(layout))
+        for items in axes
         for some in _sets(items)
         for mirrored in (mirrors if len(items[0].places) == 2 else [()])
     ]
-    whole = [_Item((v,), 0, flat[None, v.where]) for v in layout.variables if transform_of(v) in _MIRRORED]
-    signs = [[axis for axis in those if transform_of(axis.variables[0]) in _MIRRORED] for those in axes]
+    whole = [_Item(v, 0, flat[None, v.where]) for v in layout.variables if transform_of(v) in _MIRRORED]
+    signs = [[axis for axis in those if transform_of(axis.variable) in _MIRRORED] for those in axes]
     # Those of whole variables may be products of those by label.
     found += [family("sign", some) for items in (*signs, whole) for some in _sets(items)]
     return sorted(found, key=lambda family: len(family.where))
@@ -532,7 +530,7 @@ def _axes_by_length(layout: Layout) -> tuple[list[list[_Item]], tuple[Indices, .
             places, n = np.concatenate([places, implied.reshape(*shape[:-1], 1)], axis=-1), n + len(implied)
         for axis, length in enumerate(places.shape):
             if (transform in _ENTRYWISE or transform == "simplex") and length > 1:
-                axes.setdefault(length, []).append(_Item((variable,), axis, np.moveaxis(places, axis, 0)))
+                axes.setdefault(length, []).append(_Item(variable, axis, np.moveaxis(places, axis, 0)))
     return list(axes.values()), tuple(sums)
 
 
@@ -542,27 +540,6 @@ def _sets[T](items: Sequence[T]) -> Iterator[tuple[T, ...]]:
     if n > _MOST_IN_ALL_SETS:
         yield tuple(items)
     yield from islice(chain.from_iterable(combinations(items, size) for size in range(1, n + 1)), _MOST_SETS)
-
-
-def _twins(layout: Layout) -> list[list[_Item]]:
-    """Return pairs of variables whose names differ in a character or two, as ``mu_a`` and ``mu_b`` do."""
-    alike: dict[tuple[str, str], list[_Item]] = {}
-    flat = np.arange(layout.n_dim)
-    for one, other in combinations(layout.variables[:_MOST_SETS], 2):
-        apart = _apart(one.name, other.name)
-        if apart and one.shape == other.shape and transform_of(one) == transform_of(other):
-            places = np.stack([flat[one.where], flat[other.where]])
-            alike.setdefault(apart, []).append(_Item((one, other), 0, places))
-    return list(alike.values())
-
-
-def _apart(one: str, other: str) -> tuple[str, str] | None:
-    """Return in what two names differ, if that is little beside what they share."""
-    n = min(len(one), len(other))
-    head = next((i for i in range(n) if one[i] != other[i]), n)
-    tail = next((i for i in range(n - head) if one[-1 - i] != other[-1 - i]), n - head)
-    first, second = one[head : len(one) - tail], other[head : len(other) - tail]
-    return (first, second) if max(len(first), len(second)) <= _MOST_APART and head + tail > 0 else None
 
 
 # --- modes that are equal by symmetry, of which q covers one: labels of a mixture, the sign of a factor ---
@@ -611,56 +588,42 @@ def equal_modes(
         promising |= {id(family) for (family, _), held in zip(some, holds, strict=True) if held}
     n_log_p += len(ends)
 
-    def image(member: Callable[[Array], Array]) -> _Image:
-        """Tell where a candidate maps most of q, and whether it is a symmetry if that is elsewhere."""
-        nonlocal n_log_p
-        to = member(theta)
-        with np.errstate(invalid="ignore", over="ignore"):
-            outside = ~(log_q - q.log_density(to) <= LOG_OUTSIDE)
-        # Draws that cover all images have a mean that stays where it is.
-        moves = np.abs(member(mean)[0] - mean[0]) > _MOVES * sd
-        if outside.mean() <= MOSTLY or not moves.any():
-            return None
-        if n_log_p + len(to) > most:
-            return False
-        n_log_p += len(to)
-        return bool(_equal(density.logp(to), logp).all())
-
-    kept: list[tuple[SymmetryFamily, list[_Image]]] = []
-    for family in families:
-        if id(family) in promising and _is_new(family, kept):
-            kept.append((family, [image(member) for member in family.members]))
-    return tuple(_counted(kept)), n_log_p
-
-
-#: Whether a candidate that maps q elsewhere is a symmetry of log p; None where it maps q into itself.
-type _Image = bool | None
-
-
-def _is_new(family: SymmetryFamily, known: list[tuple[SymmetryFamily, list[_Image]]]) -> bool:
-    """Tell whether exchanged labels add to those found: otherwise those of fewer variables are a part of them."""
-    missed = [other for other, images in known if other.kind == "labels" and True in images]
-    return family.kind == "sign" or not any(family.where & other.where for other in missed)
+    found, exchanged, of_signs = list[EqualModes](), set[object](), set[str]()
+    for family in families:  # those of few variables first: exchanged labels of more variables have these as a part
+        is_sign = family.kind == "sign"
+        if id(family) not in promising or (not is_sign and family.where & exchanged):
+            continue
+        # Whether a candidate that maps q elsewhere is a symmetry of log p; None where it maps q into itself.
+        images: list[bool | None] = []
+        for member in family.members:
+            to = member(theta)
+            with np.errstate(invalid="ignore", over="ignore"):
+                outside = ~(log_q - q.log_density(to) <= LOG_OUTSIDE)
+            # Draws that cover all images have a mean that stays where it is.
+            moves = np.abs(member(mean)[0] - mean[0]) > _MOVES * sd
+            if outside.mean() <= MOSTLY or not moves.any():
+                images.append(None)
+            elif n_log_p + len(to) > most:
+                images.append(False)
+            else:
+                n_log_p += len(to)
+                images.append(bool(_equal(density.logp(to), logp).all()))
+        number = 2 ** images.count(True) if is_sign else _orders(images)
+        # Signs that follow from others, or that q has, make no more modes.
+        if number > 1 and not (is_sign and of_signs.issuperset(family.names)):
+            found.append(EqualModes(family.kind, family.names, number, is_sign and len(family.members) > 1))
+        if is_sign and images.count(False) < len(images):
+            of_signs.update(family.names)
+        elif True in images:
+            exchanged |= family.where
+    return tuple(found), n_log_p
 
 
 def _equal(one: Array, other: Array | float) -> Bools:
     return np.abs(one - other) <= _ROUNDING * (1.0 + np.abs(other))
 
 
-def _counted(kept: list[tuple[SymmetryFamily, list[_Image]]]) -> list[EqualModes]:
-    """Return how many equal modes each symmetry makes; signs that follow from others, or that q has, make none."""
-    result, known = [], set[str]()
-    for family, images in kept:  # those of few variables first
-        is_sign = family.kind == "sign"
-        number = 2 ** images.count(True) if is_sign else _orders(images)
-        if number > 1 and not (is_sign and known.issuperset(family.names)):
-            result.append(EqualModes(family.kind, family.names, number, is_sign and len(family.members) > 1))
-        if is_sign and images.count(False) < len(images):
-            known.update(family.names)
-    return result
-
-
-def _orders(images: list[_Image]) -> int:
+def _orders(images: list[bool | None]) -> int:
     """Return in how many orders labels can be put of which some neighbours can be exchanged."""
     runs = "".join("x" if image else " " for image in images).split()
     return math.prod(math.factorial(len(run) + 1) for run in runs)

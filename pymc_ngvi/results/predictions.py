@@ -67,10 +67,6 @@ class NewData:
         """Return the names of the axes of a variable of the model; None where one has no name."""
         return tuple(self.model.named_vars_to_dims.get(name) or (None,) * self.model[name].type.ndim)
 
-    def along(self, dim: str) -> list[tuple[str, int]]:
-        """Return the new arrays that have a dim, and the axis of each."""
-        return [(name, axis) for name in self.arrays for axis, d in enumerate(self.dims(name)) if d == dim]
-
     @functools.cached_property
     def lengths(self) -> dict[str, int]:
         """The new lengths of the dims that labels or arrays were given for; raise ValueError where these differ."""
@@ -479,8 +475,8 @@ class Treatments:
                 f"labels of all levels, as {dim!r}, to tell which of them these are."
             )
         by_rows = rv.name in self.draws and self.graph.is_by_rows(rv)
-        named = [] if dim is None or dim in self.new.of_fit else self.new.along(dim)
-        arrays = named or [
+        named = [] if dim is None or dim in self.new.of_fit else self.new.arrays
+        arrays = [(name, axis) for name in named for axis, d in enumerate(self.new.dims(name)) if d == dim] or [
             (name, axis)
             for name, array in self.new.arrays.items()
             if by_rows or (dim is None and self.graph.prior_depends_on(rv, name))
@@ -661,7 +657,7 @@ def _do_not_fit(new: NewData, needed: Sequence[str], error: Exception) -> str:
     given += [f"{len(labels):,} labels of {dim!r}" for dim, labels in new.labels.items()]
     rest = [f"{name!r} {new.before(name).shape}" for name in needed if name not in new.arrays]
     parts = [f"The model can't be evaluated given {', '.join(given) or 'its data'}"]
-    parts += [f"beside what is left of the data of the fit, {', '.join(rest)}"] * bool(rest)
+    parts += [f"beside what is left of the data of the fit, {', '.join(rest)}"] if rest else []
     said = (str(error).splitlines() or [""])[0][:_MOST_SAID]
     return (
         f"{', '.join(parts)}. PyTensor says: {said} -- Lengths have to agree, an index has to be within what it "

@@ -181,7 +181,7 @@ def sample_tree(
         more["log_likelihood"] = xr.Dataset({of.name: _by_row(model, of, theta, trace.nchains) for of in rows})
     transformed = how.get("include_transformed")
     shown = how.get("var_names") is not None or (posterior.include_transformed if transformed is None else transformed)
-    options["dims"] = posterior.dims | dict(options.get("dims") or {})
+    options["dims"] = posterior.density.summed_out.dims | dict(options.get("dims") or {})
     tree = to_datatree(trace, posterior.model, more, include_transformed=shown, **options)
     if posterior.density.is_sharded:  # the model is that of one shard
         tree = tree.drop_nodes(["observed_data", "constant_data"], errors="ignore")
@@ -217,9 +217,8 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
     trace = to_multitrace(posterior.model, values, stats, n_chains)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found chain dimension to be longer")  # so they are
-        return to_datatree(
-            trace, posterior.model, dims=posterior.dims, include_transformed=posterior.include_transformed
-        )
+        dims, transformed = posterior.density.summed_out.dims, posterior.include_transformed
+        return to_datatree(trace, posterior.model, dims=dims, include_transformed=transformed)
 
 
 def _constrainer(
@@ -405,7 +404,7 @@ def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, co
     chains, q, density = check_chains(chains), posterior.distribution, posterior.density
     if covariance not in ("auto", "dense", "diagonal"):
         raise ValueError(f"covariance should be 'auto', 'dense' or 'diagonal'; got {covariance!r}.")
-    what = "reads pm.Minibatch data" * density.has_minibatch
+    what = "reads pm.Minibatch data" if density.has_minibatch else ""
     if density.is_sharded or density.is_streamed:
         what = "has the data of one shard or batch alone"
     if what:

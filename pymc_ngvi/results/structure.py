@@ -215,7 +215,7 @@ class ModelStructure:
         if len(blocks) > _N_GROUPS:
             coordinates, sizes = (np.concatenate(of) for of in zip(*(part[2:] for part in blocks), strict=True))
             blocks = [Part("blocks", self._variables_of(coordinates), coordinates, sizes)]
-        parts = [f"{count(self.n_global, 'global parameter')} ({self._numbers(border)})"] * bool(border)
+        parts = [f"{count(self.n_global, 'global parameter')} ({self._numbers(border)})"] if border else []
         for part in blocks:
             noun = "independent block" if len(part.sizes) > 1 else "block"
             names = _listed([self.name(v) for v in part.variables])
