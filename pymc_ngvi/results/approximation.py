@@ -943,7 +943,7 @@ class NGVIApproximation(Approximation):
         q = cast(VariationalState, made.state)
         found = cls(made.density, q, random_seed=seed, include_transformed=self.include_transformed)
         record = record_of_pool(made.density, made.state, Elbo(np.nan, np.nan), seed, 0.0)
-        found.record = replace(record, kind=made.state.kind, judged=replace(made.checks, is_tested=True))
+        found.record = replace(record, kind=made.state.kind, judged=replace(made.state.checks, is_tested=True))
         found._change = made
         return found
 

@@ -412,7 +412,19 @@ def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, co
             f"The model {what}, and a sampler needs the log density given all of them. Build the model on all of the "
             "data, and pass it q by start= and start_sigma= of pm.fit."
         )
-    points = starts(posterior, chains, rng)
+    points, n_tries = np.empty((0, q.n_dim)), 0
+    while len(points) < chains:
+        if n_tries == _MAX_TRIES:
+            raise ValueError(
+                f"log p is finite at {len(points)} of {_MAX_TRIES * chains:,} draws of q: too few to start {chains} "
+                "chains. Look at approx.status, and give the variables their support by a prior or a transform."
+            )
+        theta, n_tries = q.draw(chains, rng), n_tries + 1
+        # Reparametrised models can have draws that are NaN.
+        finite = np.isfinite(theta).all(axis=1)
+        finite[finite] = np.isfinite(density.logp(theta[finite]))
+        points = np.concatenate([points, theta[finite]])
+    points = points[:chains]
     values = Constrainer.of(density, deterministics=False)(points)
     names = [rv.name for rv in posterior.model.free_RVs]
     initvals = [{name: np.array(values[name][chain]) for name in names} for chain in range(chains)]
@@ -425,20 +437,3 @@ def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, co
             f"The covariance of q is not finite (q is a {q.name}): it can't be a mass matrix. Fit with family='full'."
         )
     return SamplerInit(posterior.model, posterior.layout, points, initvals, q.mean(), np.array(found, dtype=np.float64))
-
-
-def starts(posterior: Posterior, chains: int, rng: np.random.Generator) -> Array:
-    """Return draws of q where log p is finite, (chains, n_dim)."""
-    starts = np.empty((0, posterior.layout.n_dim))
-    for _ in range(_MAX_TRIES):
-        theta = posterior.distribution.draw(chains, rng)
-        # Reparametrised models can have draws that are NaN.
-        finite = np.isfinite(theta).all(axis=1)
-        finite[finite] = np.isfinite(posterior.density.logp(theta[finite]))
-        starts = np.concatenate([starts, theta[finite]])
-        if len(starts) >= chains:
-            return starts[:chains]
-    raise ValueError(
-        f"log p is finite at {len(starts)} of {_MAX_TRIES * chains:,} draws of q: too few to start {chains} "
-        "chains. Look at approx.status, and give the variables their support by a prior or a transform."
-    )

@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
+from pymc_ngvi.results.diagnosis import equal_modes, families_of
 from pymc_ngvi.results.distributions import distribution_of
-from pymc_ngvi.results.drifts import equal_modes, families_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
