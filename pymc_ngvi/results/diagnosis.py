@@ -1006,9 +1006,6 @@ def _other_posterior(posterior: Posterior) -> str:
 
 #: Nats of a gap that are much for each coordinate, those of a mean that is off by 0.15; in any case.
 _GAP_EACH, _GAP_MUCH = 0.01, 0.5
-#: Part of the square of the distance between independent draws that moved draws move by, on average, before they count
-#: as moved.
-_FORGOTTEN = 0.5
 #: How to keep one of several equal modes.
 _FIXED = {
     "labels": "Order a vector of these (transform=pm.distributions.transforms.ordered, increasing initval).",
@@ -1040,7 +1037,7 @@ def findings_of(
         *([] if drift is None or _stuck(moved) else of_drift(context, drift, seen)),
         *([] if _stuck(moved) else further),
         *_of_movement(context, moved, drift),
-        *_of_weights(context, weights, moved),
+        *_of_weights(context, weights),
     ]
     return tuple(sorted(found, key=lambda c: c.against is not Against.RELIABLE))
 
@@ -1147,27 +1144,15 @@ def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Co
 # --- weights ---
 
 
-def _of_weights(context: Context, weights: Weights, moved: Moved) -> list[Condition]:
-    """Say that weights are uneven: of a Gaussian, a reason where no draws have moved far enough to tell more.
-
-    Those of a pool are judged with how many of them are effective, among its own conditions.
-    """
+def _of_weights(context: Context, weights: Weights) -> list[Condition]:
+    """Say that weights are uneven: a reason where they say that q is far from the posterior."""
     verdict = weights.verdict(context.layout.n_dim)
     if verdict.helps or verdict is WeightVerdict.UNKNOWN or context.is_pool:
         return []
-    untold = context.traits.is_gaussian and weights.khat > MOST_KHAT and not (not_moved(moved) or _forgot(moved))
-    serious = untold or verdict is WeightVerdict.FAR
-    against, cure = (Against.RELIABLE, context.shape_cure()) if serious else (Against.NOTHING, "")
+    is_far = verdict is WeightVerdict.FAR
+    against, cure = (Against.RELIABLE, context.shape_cure()) if is_far else (Against.NOTHING, "")
     said = weights.sentence(context.layout.n_dim).rstrip(".")
     return [Condition("k-hat", weights.khat, MOST_KHAT, said, against, cure=cure)]
-
-
-def _forgot(moved: Moved) -> bool:
-    """Tell whether moved draws have forgotten where they began, in each coordinate."""
-    if len(moved.end) < 2 or _stuck(moved):
-        return False
-    square = np.mean((moved.end - moved.start) ** 2, axis=0)
-    return bool(np.all(square >= _FORGOTTEN * (moved.end.var(axis=0) + moved.start.var(axis=0))))
 
 
 def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Condition]:

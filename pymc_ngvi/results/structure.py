@@ -28,7 +28,9 @@ def rows_in_words(rows: ModelRows) -> list[str]:
     if not rows.parts:
         why = rows.why_not or rest
         return [f"No rows: {why}."] if why else []
-    parts = _listed([f"{part.n:,} of {before[part.role]}`{part.variable}`" for part in rows.parts])
+    own = [f"{part.n:,} of {before[part.role]}`{part.variable}`" for part in rows.parts if part.role != "prior"]
+    of_priors = [f"{part.n:,} of `{part.variable}`" for part in rows.parts if part.role == "prior"]
+    parts = "; ".join(filter(None, [_listed(own), f"of priors, {_listed(of_priors)}" if of_priors else ""]))
     if rest:
         return [f"Not all of log p is a sum over rows: {rest}. The other parts are: {parts}."]
     lines = [f"Log p is a sum over {count(sum(part.n for part in rows.parts), 'row')}: {parts}."]

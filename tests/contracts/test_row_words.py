@@ -29,10 +29,8 @@ def multilevel(*, centred):
 
 @pytest.mark.parametrize(("centred", "of_effects"), [(True, "u"), (False, "z")])
 def test_rows_are_counted_by_variable(centred, of_effects):
-    of_priors = (
-        f"3 of the prior of `beta`, 1 of the prior of `sd`, 8 of the prior of `{of_effects}`, 1 of the prior of `noise`"
-    )
-    assert words(multilevel(centred=centred)) == [f"Log p is a sum over 53 rows: 40 of `y`, {of_priors}."]
+    of_priors = f"3 of `beta`, 1 of `sd`, 8 of `{of_effects}`, 1 of `noise`"
+    assert words(multilevel(centred=centred)) == [f"Log p is a sum over 53 rows: 40 of `y`; of priors, {of_priors}."]
 
 
 def test_pairs_with_an_unknown_covariance():
@@ -56,14 +54,14 @@ def test_what_is_no_row_is_named():
     assert parts == [("w", 3), ("a", 1), ("z", 20), ("local", 20)]
     [line] = words(model)
     assert line.startswith("Not all of log p is a sum over rows: the prior of `chol` is none (")
-    assert "The other parts are: 3 of `w`, " in line
+    assert "The other parts are: 3 of `w`; of priors, " in line
 
 
 def test_a_potential_is_called_one():
     with pm.Model() as model:
         eta = pm.Normal("eta", 0.0, 1.0, shape=40)
         pm.Potential("bound", -(eta**4).sum())
-    assert words(model) == ["Log p is a sum over 80 rows: 40 of the Potential `bound`, 40 of the prior of `eta`."]
+    assert words(model) == ["Log p is a sum over 80 rows: 40 of the Potential `bound`; of priors, 40 of `eta`."]
 
 
 @pytest.mark.parametrize("given", [{}, {"estimator": "price"}], ids=["exact", "draws"])
