@@ -22,9 +22,8 @@ from pymc_ngvi import LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core.importance import Weights
 from pymc_ngvi.families import DiagonalState, traits_of
 from pymc_ngvi.fitting.record import OtherMode
-from pymc_ngvi.results.diagnosis import Context, context_of, findings_of, other_modes
+from pymc_ngvi.results.diagnosis import Context, Moved, context_of, findings_of, other_modes
 from pymc_ngvi.results.distributions import distribution_of
-from pymc_ngvi.results.drifts import Moved
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

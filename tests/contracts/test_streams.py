@@ -200,8 +200,8 @@ def test_the_prior_and_other_data_count_once():
     parts = split(data)
     approx = fit(make(parts[0]), parts)
     assert max(away(approx, full_fit(make, data))) < 0.01
-    kinds = [(kind.variable, kind.role) for kind in approx.density.described_rows().kinds]
-    assert kinds[:3] == [("pilot", "observed"), ("value", "observed"), ("near", "potential")]
+    parts = [(part.variable, part.role) for part in approx.density.described_rows().parts]
+    assert parts[:3] == [("pilot", "observed"), ("value", "observed"), ("near", "potential")]
 
 
 def test_the_model_keeps_its_data():
