@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pymc as pm
-import pytensor
 import pytest
 import xarray as xr
 
@@ -680,25 +679,6 @@ def test_values_of_the_days_between_are_needed_where_a_series_reads_them():
         pm.Normal("y", walk + x, 0.1, observed=np.zeros(12), dims="day")
     with pytest.raises(ValueError, match="from 11 to 17, and each element is one step, of 1, from that before it"):
         approximation(model).predict({"day": [*range(12), 17], "x": np.zeros(13)}, var_names=["walk"])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of what pymc_extras imports
-def test_a_chain_is_not_begun_anew():
-    extras = pytest.importorskip("pymc_extras")
-    p = np.array([[0.95, 0.05], [0.05, 0.95]])
-    # PyTensor says that it gives up simplifying such loops.
-    with pytensor.config.change_flags(on_opt_error="warn"):
-        with pm.Model():
-            x = pm.Data("x", np.zeros(20))
-            start = pm.Categorical.dist(np.full(2, 0.5))
-            chain = extras.DiscreteMarkovChain("s", P=p, init_dist=start, steps=x.shape[0] - 1)
-            mu = pm.Normal("mu", [0.0, 5.0], 1, shape=2)
-            pm.Normal("y", mu[chain] + x, 1, observed=np.repeat([0.0, 5.0], 10))
-            approx = fit_ngvi(random_seed=1, progressbar=False)
-        assert approx.predict()["predictions"].sizes["y_dim_0"] == 20
-        with pytest.raises(ValueError, match="one distribution together"):
-            approx.predict({"x": np.zeros(25)})
 
 
 def test_rows_of_the_fit_are_where_arviz_looks_for_them(fitted):
