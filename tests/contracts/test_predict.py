@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pymc as pm
-import pytensor
 import pytest
 import xarray as xr
 
@@ -646,25 +645,6 @@ def test_labels_of_series_go_on_in_steps(name, groups):
     tree = approx.predict({"day": range(26), "at": [25]}, groups="new", var_names=["y"])
     assert tree["predictions"]["y"].shape == (1, 1_000, 1)
     assert tree["predictions_constant_data"]["at"].values.tolist() == [25]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of what pymc_extras imports
-def test_a_chain_is_not_begun_anew():
-    extras = pytest.importorskip("pymc_extras")
-    p = np.array([[0.95, 0.05], [0.05, 0.95]])
-    # PyTensor says that it gives up simplifying such loops.
-    with pytensor.config.change_flags(on_opt_error="warn"):
-        with pm.Model():
-            x = pm.Data("x", np.zeros(20))
-            start = pm.Categorical.dist(np.full(2, 0.5))
-            chain = extras.DiscreteMarkovChain("s", P=p, init_dist=start, steps=x.shape[0] - 1)
-            mu = pm.Normal("mu", [0.0, 5.0], 1, shape=2)
-            pm.Normal("y", mu[chain] + x, 1, observed=np.repeat([0.0, 5.0], 10))
-            approx = fit_ngvi(random_seed=1, progressbar=False)
-        assert approx.predict()["predictions"].sizes["y_dim_0"] == 20
-        with pytest.raises(ValueError, match="one distribution together"):
-            approx.predict({"x": np.zeros(25)})
 
 
 def test_rows_of_the_fit_are_where_arviz_looks_for_them(fitted):
