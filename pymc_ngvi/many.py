@@ -692,7 +692,12 @@ class ManyFits:
 
     def __init__(self, rows: Sequence[Row], fitter: Fitter, data: Iterable[Entry], attrs: Mapping[str, Any]) -> None:
         rows = sorted(rows, key=lambda row: row.index)
-        self.dataset = _dataset(rows).assign_attrs(attrs)
+        # Where sizes differ, NaN stands for what is not there.
+        table = _joined(rows, lambda row: row.statistics).assign_coords(statistic=["mean", "sd", "lower", "upper"])
+        about = {name: [row.about.get(name, none) for row in rows] for name, none in _ABOUT.items()}
+        about |= {"seed": [np.uint64(row.seed) for row in rows], "error": [row.error for row in rows]}
+        columns = {f"fit_{name}" if name in table else name: ("fit", of) for name, of in about.items()}
+        self.dataset = table.assign(columns).assign_attrs(attrs)
         self._fitter, self._data = fitter, data
         self._digests = {row.index: row.digest for row in rows}
 
@@ -771,14 +776,6 @@ class ManyFits:
         if digest_of(arrays) != self._digests[i]:
             raise ValueError(f"The data of fit {i} are not what they were: give those that it was made of, as data=.")
         return self._fitter.approx(i, arrays)
-
-
-def _dataset(rows: Sequence[Row]) -> xr.Dataset:
-    """Return one table of all fits; where sizes differ, NaN stands for what is not there."""
-    table = _joined(rows, lambda row: row.statistics).assign_coords(statistic=["mean", "sd", "lower", "upper"])
-    about: dict[str, list[Any]] = {name: [row.about.get(name, none) for row in rows] for name, none in _ABOUT.items()}
-    about |= {"seed": [np.uint64(row.seed) for row in rows], "error": [row.error for row in rows]}
-    return table.assign({f"fit_{name}" if name in table else name: ("fit", of) for name, of in about.items()})
 
 
 def _joined(rows: Sequence[Row], of: Callable[[Row], xr.Dataset | None]) -> xr.Dataset:

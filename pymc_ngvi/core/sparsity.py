@@ -347,10 +347,13 @@ class Colouring:
         n_own = int(own.sum())
         inside = ~(own[rows] | own[cols])
         rest = np.flatnonzero(~own)
-        index = np.cumsum(~own) - 1
+        # The edges of the rest, as 32-bit indices, which the graph routines want.
+        i, j = (np.cumsum(~own) - 1).astype(np.int32)[np.stack([rows, cols])[:, inside]]
+        both = np.concatenate([i, j]), np.concatenate([j, i])
+        graph = sparse.coo_array((np.ones(2 * len(i), dtype=np.int8), both), shape=(len(rest),) * 2).tocsr()
         colours = np.empty(n_dim, dtype=np.intp)
         colours[own] = np.arange(n_own)
-        colours[rest] = n_own + _colour_rest(_graph(index[rows[inside]], index[cols[inside]], len(rest)))
+        colours[rest] = n_own + _colour_rest(graph)
         n_colours = int(colours.max(initial=-1)) + 1
         at_row = colours[pattern.cols] * pattern.n_dim + pattern.rows
         at_col = colours[pattern.rows] * pattern.n_dim + pattern.cols
@@ -391,12 +394,6 @@ def _own_colours(rows: Indices, cols: Indices, n_dim: int) -> Bools:
 
 def _degrees(rows: Indices, cols: Indices, n_dim: int) -> Indices:
     return np.bincount(np.concatenate([rows, cols]), minlength=n_dim)
-
-
-def _graph(rows: Indices, cols: Indices, n_dim: int) -> sparse.csr_array:
-    """Return the symmetric matrix of the edges, as 32-bit indices, which the graph routines want."""
-    both = np.concatenate([rows, cols]).astype(np.int32), np.concatenate([cols, rows]).astype(np.int32)
-    return sparse.coo_array((np.ones(len(both[0]), dtype=np.int8), both), shape=(n_dim, n_dim)).tocsr()
 
 
 def _colour_rest(graph: sparse.csr_array) -> Indices:

@@ -6,7 +6,7 @@ tens of times the nodes of log p, and building it takes longer than the fit.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, reduce, singledispatch
+from functools import reduce, singledispatch
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
 from pymc_ngvi.core.linalg import or_nan
-from pymc_ngvi.core.types import AnyArray, Array, Indices
+from pymc_ngvi.core.types import AnyArray, Array
 from pymc_ngvi.graphs.backends import performed
 from pymc_ngvi.graphs.loops import short_log_add_exp
 from pymc_ngvi.graphs.private import NoPythonOp
@@ -61,18 +61,10 @@ class Space:
 
     def __init__(self, n_dim: int, n_points: int, order: int) -> None:
         self.n_dim, self.n_points, self.order = n_dim, n_points, order
-
-    @cached_property
-    def n_terms(self) -> int:
-        """Terms of a jet."""
-        n = self.n_dim
-        return 1 + (n if self.order else 0) + (n * (n + 1) // 2 if self.order == 2 else 0)
-
-    @cached_property
-    def pairs(self) -> tuple[Indices, Indices]:
-        """Coordinates of each second derivative."""
-        first, second = np.tril_indices(self.n_dim)
-        return first, second
+        #: Coordinates of each second derivative.
+        self.pairs = np.tril_indices(n_dim)
+        #: Terms of a jet.
+        self.n_terms = 1 + (n_dim if order else 0) + (len(self.pairs[0]) if order == 2 else 0)
 
     def of_points(self, theta: Array) -> Array:
         """Return the jets of coordinates, (n_terms, n_points, n_dim), at points, (n_points, n_dim)."""

@@ -230,11 +230,6 @@ def _lifted_set_or_added(lift: Lifting, node: Apply, var: Variable, index: Ints)
     return value if from_[0] < 0 else value + lift.of(added, one_if_scalar(from_, lift.facts.shape(added)))
 
 
-def _axis_of_dims(node: Apply, out: Variable, axis: int) -> int | None:
-    found = node.op.new_order[axis]
-    return int(found) if isinstance(found, int) else None
-
-
 def _axis_of_shape(node: Apply, out: Variable, axis: int) -> int | None:
     first = node.inputs[0]
     return 0 if axis == 0 and first.type.shape[:1] == out.type.shape[:1] not in ((), (None,)) else None
@@ -252,7 +247,7 @@ def _axis_of_part(node: Apply, out: Variable, axis: int) -> int | None:
 MOVEMENT: dict[type, OpRecord] = {
     **dict.fromkeys((Alloc, AdvancedSubtensor, DeepCopyOp, ExtractDiag, JoinDims, Repeat, ScalarFromTensor), moves()),
     **dict.fromkeys((SpecifyShape, Split, SplitDims, TensorFromScalar, ViewOp), moves()),
-    DimShuffle: moves(axis=_axis_of_dims),
+    DimShuffle: moves(axis=lambda node, out, axis: None if (kept := node.op.new_order[axis]) == "x" else kept),
     Reshape: moves(axis=_axis_of_shape),
     Subtensor: moves(axis=_axis_of_part),
     **dict.fromkeys((BlockDiagonal, MakeVector), moves(None)),

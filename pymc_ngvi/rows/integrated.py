@@ -65,10 +65,6 @@ class _Tables:
         self.coefficients, self.degree = np.zeros((_DEGREES[0] + 1, n)), np.zeros(n, dtype=np.int16)
         self.middle, self.half = np.zeros(n), np.full(n, -1.0)
 
-    def __len__(self) -> int:
-        """Return their number."""
-        return len(self.degree)
-
 
 def distinct(data: list[Array], n: int) -> tuple[Indices, Indices]:
     """Return rows of which no two have the same data, but for rounding, and which of these each row is like."""
@@ -160,11 +156,11 @@ class TabulatedRowFunction(RowFunction):
         half = known.half[of]
         outside = fine & (np.abs(mean - known.middle[of]) + _WITHIN * sd > half)
         outside &= (half < 0.0) | (_HALF * sd > _LEAST)
-        wanted = np.zeros(len(known), dtype=bool)
+        wanted = np.zeros(len(known.degree), dtype=bool)
         wanted[of[outside]] = True
         if len(rows) < len(self.index) and not wanted.any():
             return
-        lowest, highest = np.full(len(known), np.inf), np.full(len(known), -np.inf)
+        lowest, highest = np.full(len(known.degree), np.inf), np.full(len(known.degree), -np.inf)
         reach = np.maximum(_HALF * sd, _LEAST)
         np.minimum.at(lowest, of[fine], (mean - reach)[fine])
         np.maximum.at(highest, of[fine], (mean + reach)[fine])
@@ -197,7 +193,7 @@ class TabulatedRowFunction(RowFunction):
             size = np.abs(found)
             good = size[-_LAST:].max(axis=0) <= _ERROR + ROUNDING * size.max(axis=0)
             if good.any() and degree >= len(known.coefficients):
-                more = np.zeros((degree + 1 - len(known.coefficients), len(known)))
+                more = np.zeros((degree + 1 - len(known.coefficients), len(known.degree)))
                 known.coefficients = np.concatenate([known.coefficients, more])
             if good.any():
                 known.coefficients[: degree + 1, which[good]] = found[:, good]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.batch import Batch
@@ -198,7 +197,11 @@ class MatrixPlan:
         index = dependence.index.ravel()
         sets = dependence.sets.astype(np.int64)
         share = (sets.T @ np.bincount(index, minlength=sets.shape[0])) / max(len(index), 1)
-        is_dense = np.asarray(share > _DENSE) | _is_cheaper_dense(sets, index)
+        n_entries = np.diff(sets.indptr).astype(np.float64)[index]
+        n_used = np.count_nonzero(np.bincount(sets.indices, minlength=sets.shape[1]))
+        # Sparse products may take longer than dense ones, entry by entry as they are.
+        is_cheaper = float(n_used) ** 2 * len(index) < _SLOWER * np.sum(n_entries**2)
+        is_dense = np.asarray(share > _DENSE) | (is_cheaper and n_used * len(index) <= MOST_NUMBERS)
         columns = np.flatnonzero(is_dense)
         few = sparse.csr_array(sets, copy=True)
         few.data = np.where((~is_dense)[few.indices], few.data, 0)
@@ -242,14 +245,6 @@ def entries_of(matrix: sparse.csr_array, pattern: Pattern) -> Array:
     if not len(there):
         return np.zeros(len(wanted))
     return np.where(there[at] == wanted, matrix.data[at], 0.0)
-
-
-def _is_cheaper_dense(sets: sparse.csr_array, index: NDArray[np.int64]) -> bool:
-    """Tell whether sparse products would take longer than dense ones, entry by entry as they are."""
-    n_entries = np.diff(sets.indptr).astype(np.float64)[index]
-    n_dim = np.count_nonzero(np.bincount(sets.indices, minlength=sets.shape[1]))
-    fits, work = n_dim * len(index) <= MOST_NUMBERS, float(n_dim) ** 2 * len(index)
-    return bool(fits and work < _SLOWER * np.sum(n_entries**2))
 
 
 def _colours(sets: sparse.csr_array) -> Indices:

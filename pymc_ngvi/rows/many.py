@@ -75,8 +75,7 @@ def priors_of(rows: RowFunction, at: Indices) -> tuple[Array, Array, Array] | No
 
     Their means, standard deviations, and logarithms of what they integrate to, (n,) each.
     """
-    index = rows.index[at]
-    some = RowFunction(rows.function, index, rows.data_of(at), rows.interacts, n_shared=rows.n_shared)
+    some = rows.some(at, rows.index[at])
     grad, second = derivatives_of(some, np.zeros((len(at), 1)))
     with np.errstate(all="ignore"):
         mean, sd = -grad[:, 0] / second[:, 0], np.sqrt(-1.0 / second[:, 0])
