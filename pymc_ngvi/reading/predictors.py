@@ -247,11 +247,9 @@ def without_checks(logp: Variable) -> Variable:
     PyMC checks parameters so; where such a check fails, log p is mostly not finite without it, either. A constraint may
     look the same: what is left out has to be looked for where it matters.
     """
-    checks = {}
-    for node in toposort([logp]):
-        if _is_check(node) and node.inputs[1].type.broadcastable == node.outputs[0].type.broadcastable:
-            checks[node.outputs[0]] = node.inputs[1]
-    return with_others(logp, checks)
+    checks = {node.outputs[0]: node.inputs[1] for node in toposort([logp]) if _is_check(node)}
+    same = {out: value for out, value in checks.items() if out.type.broadcastable == value.type.broadcastable}
+    return with_others(logp, same)
 
 
 def conditions_of(logp: Variable) -> list[Variable] | None:

@@ -63,8 +63,8 @@ class Lineage:
     def __init__(self, model: pm.Model) -> None:
         self.model = model
         self.free = {rv.name: rv for rv in model.free_RVs}
-        self._outputs = [*model.observed_RVs, *model.potentials, *model.deterministics, *model.free_RVs]
-        self._nodes = list(toposort(self._outputs))
+        outputs = [*model.observed_RVs, *model.potentials, *model.deterministics, *model.free_RVs]
+        self._nodes = list(toposort(outputs))
         self._products: set[Variable] = set()
         #: The free variables that each variable is made of.
         self._made_of = self._all_made_of({})

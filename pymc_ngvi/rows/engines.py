@@ -50,19 +50,6 @@ class FewAtATime:
         return [np.concatenate([self.function(*[p[at] for p in predictors])[0] for at in slices])]
 
 
-@dataclass(frozen=True)
-class Flattened:
-    """A function that PyTensor compiles, element by element, of arrays that broadcast."""
-
-    function: Function
-
-    def __call__(self, *inputs: Array) -> list[Array]:
-        """Return values."""
-        arrays = np.broadcast_arrays(*inputs)
-        [values] = self.function(*[np.ascontiguousarray(x.reshape(1, -1)) for x in arrays])
-        return [np.broadcast_to(values, (1, arrays[0].size)).reshape(arrays[0].shape)]
-
-
 # --- evaluates programs with JAX, on whatever device it has; few values with NumPy ---
 
 #: Values for which NumPy takes no longer than it takes to call a function of JAX; the same on a GPU, and values to ask
@@ -176,8 +163,15 @@ class Engine:
         inputs = {var: pt.matrix(dtype=var.type.dtype) for var in (*rows.slots, *rows.data)}
         with without_c():
             value = clone_replace([rows.value], inputs, rebuild_strict=False)
-        function = Flattened(self._compile(list(inputs.values()), value))
-        return RowFunction(function, rows.index, list(rows.data.values()), interacts(rows))
+        compiled = self._compile(list(inputs.values()), value)
+
+        def flattened(*given: Array) -> list[Array]:
+            """Return values, element by element, of arrays that broadcast."""
+            arrays = np.broadcast_arrays(*given)
+            [values] = compiled(*[np.ascontiguousarray(x.reshape(1, -1)) for x in arrays])
+            return [np.broadcast_to(values, (1, arrays[0].size)).reshape(arrays[0].shape)]
+
+        return RowFunction(flattened, rows.index, list(rows.data.values()), interacts(rows))
 
     def _plain(self, rows: Rows) -> RowFunction:
         rows, n_shared = shared_first(rows)

@@ -291,13 +291,6 @@ type _Axes = tuple[bool, ...]
 type _Step = tuple[Callable[..., AnyArray], tuple[int, ...], int, int]
 
 
-class _InParts(NamedTuple):
-    """The shape that inputs have together, too large for one go, and those of the outputs."""
-
-    shape: tuple[int, ...]
-    of_outputs: list[tuple[int, ...]]
-
-
 class OnNumPy:
     """A program as a function of arrays."""
 
@@ -305,7 +298,7 @@ class OnNumPy:
         self.program = program
         self._rest: list[Any] = [*map(np.float64, program.constants), *[_NOTHING] * len(program.calls)]
         self._plans: dict[tuple[_Axes, ...], tuple[list[_Step], list[_Axes]]] = {}
-        self._steps: dict[tuple[tuple[int, ...], ...], list[_Step] | _InParts] = {}
+        self._steps: dict[tuple[tuple[int, ...], ...], list[_Step]] = {}
 
     def __call__(self, *inputs: AnyArray) -> list[AnyArray]:
         """Return the outputs at inputs, floats or booleans, that broadcast, all with as many axes.
@@ -320,9 +313,17 @@ class OnNumPy:
         shapes = tuple([x.shape for x in inputs])
         steps = self._steps.get(shapes)
         if steps is None:
-            steps = self._made_for(shapes)
-        if isinstance(steps, _InParts):
-            return self._in_parts(list(inputs), steps)
+            shape, axes = np.broadcast_shapes(*shapes), tuple(tuple(n > 1 for n in one) for one in shapes)
+            if axes not in self._plans:
+                self._plans[axes] = self._planned(axes)
+            steps, of_outputs = self._plans[axes]
+            if not (size := math.prod(shape)):
+                return [np.empty(shape) for _ in of_outputs]
+            if size >= 2 * _CACHED and self.program.calls:
+                return self._in_parts(inputs, shape, of_outputs)
+            if len(self._steps) > _MOST_SHAPES:
+                self._steps.clear()
+            self._steps[shapes] = steps
         values: list[AnyArray] = [*inputs, *self._rest]
         for function, read, make, over in steps:
             if over < 0:
@@ -331,38 +332,18 @@ class OnNumPy:
                 values[make] = function(*[values[k] for k in read], out=values[over])
         return [values[k] for k in self.program.outputs]
 
-    def _made_for(self, shapes: tuple[tuple[int, ...], ...]) -> "list[_Step] | _InParts":
-        """Return what is done for inputs of some shapes."""
-        if len(self._steps) > _MOST_SHAPES:
-            self._steps.clear()
-        shape = np.broadcast_shapes(*shapes)
-        size = math.prod(shape)
-        is_large = size >= 2 * _CACHED and bool(self.program.calls)
-        axes = tuple(tuple(length > 1 for length in shape) for shape in shapes)
-        if axes not in self._plans:
-            self._plans[axes] = self._planned(axes)
-        steps, of_outputs = self._plans[axes]
-        if is_large or not size:
-            whole = [tuple(n if here else 1 for n, here in zip(shape, out, strict=True)) for out in of_outputs]
-            self._steps[shapes] = _InParts(shape, whole if size else [shape] * len(whole))
-        else:
-            self._steps[shapes] = steps
-        return self._steps[shapes]
-
-    def _in_parts(self, inputs: list[AnyArray], parts: _InParts) -> list[AnyArray]:
-        shape, size = parts.shape, math.prod(parts.shape)
-        outputs: list[AnyArray] = [np.empty(whole) for whole in parts.of_outputs]
-        if not size:
-            return outputs
+    def _in_parts(self, inputs: Sequence[AnyArray], shape: tuple[int, ...], of_outputs: list[_Axes]) -> list[AnyArray]:
+        """Return the outputs at inputs that have a shape together which is too large for one go."""
+        whole = [tuple(n if here else 1 for n, here in zip(shape, out, strict=True)) for out in of_outputs]
+        outputs: list[AnyArray] = [np.empty(of_one) for of_one in whole]
         axis = int(np.argmax(shape))
-        n = shape[axis]
-        step = max(1, n * _CACHED // size)
-        before = (slice(None),) * axis
+        n, before = shape[axis], (slice(None),) * axis
+        step = max(1, n * _CACHED // math.prod(shape))
         for start in range(0, n, step):
             at = (*before, slice(start, start + step))
             part = self.run(*[x[at] if x.shape[axis] > 1 else x for x in inputs])
-            for whole, values in zip(outputs, part, strict=True):
-                whole[at if whole.shape[axis] > 1 else ...] = values
+            for out, values in zip(outputs, part, strict=True):
+                out[at if out.shape[axis] > 1 else ...] = values
         return outputs
 
     def _planned(self, axes: Sequence[_Axes]) -> tuple[list[_Step], list[_Axes]]:
