@@ -159,15 +159,6 @@ def _check_is_dict(entry: object) -> None:
         raise ValueError(f"Each of the data should be a dict of arrays by name; got {shortened(entry)}.")
 
 
-def made_folder(path: str | Path) -> Path:
-    """Return the folder that draws go to; made where it is not there."""
-    folder = Path(path).absolute()
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"draws_to should be a folder; {str(folder)!r} is a file.")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 #: Name of the log density of parameters and data, which is ranked beside the variables.
 LOG_DENSITY = "log_density"
 
@@ -903,9 +894,14 @@ def fit_many(
     first = next(entries, None)
     if first is None:
         raise ValueError("data is empty: give a dict of arrays for each fit.")
+    folder = None if draws_to is None else Path(draws_to).absolute()
+    if folder is not None:
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"draws_to should be a folder; {str(folder)!r} is a file.")
+        folder.mkdir(parents=True, exist_ok=True)
     asked = asked_of(
         Slots.of(model, first), options, random_seed, draws, var_names,
-        prob=prob, judge=judge, search=search, folder=None if draws_to is None else made_folder(draws_to),
+        prob=prob, judge=judge, search=search, folder=folder,
     )  # fmt: skip
     fitter, cases = Fitter(asked), itertools.chain([first], entries)
     rows = fitted_rows(fitter, cases, place, total, progressbar)

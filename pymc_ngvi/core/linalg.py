@@ -6,7 +6,7 @@ No explicit inverse anywhere, but for the condition of small matrices of a stack
 import functools
 import os
 
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -106,17 +106,27 @@ def _exceeds(lower: Array, least: float) -> bool:
         return bool((norm * np.abs(inverse).sum(axis=1).max(axis=1) < 1.0 / least).all())
 
 
+def or_nan(function: Callable[..., Array], *arrays: Array) -> Array:
+    """Return a function of many matrices; NaN for those for which it fails."""
+    try:
+        return function(*arrays)
+    except np.linalg.LinAlgError:
+        batch = np.broadcast_shapes(*[x.shape[:-2] for x in arrays])
+        arrays = tuple(np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in arrays)
+        out = np.full(arrays[-1].shape, np.nan)
+        for at in np.ndindex(*batch):
+            try:
+                out[at] = function(*[x[at] for x in arrays])
+            except np.linalg.LinAlgError:
+                continue
+        return out
+
+
 def cholesky_of_each(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
     """Return the lower factors of matrices, (..., n, n), and which have one; numbers of the others mean nothing."""
-    try:
-        return np.linalg.cholesky(matrices), np.ones(matrices.shape[:-2], dtype=bool)
-    except np.linalg.LinAlgError:
-        found = np.zeros(matrices.shape[:-2], dtype=bool)
-        factors = np.broadcast_to(np.eye(matrices.shape[-1]), matrices.shape).copy()
-        for at in np.ndindex(found.shape):
-            with suppress(np.linalg.LinAlgError):
-                factors[at], found[at] = np.linalg.cholesky(matrices[at]), True
-        return factors, found
+    factors = or_nan(np.linalg.cholesky, matrices)
+    found = np.isfinite(factors).all(axis=(-2, -1))
+    return np.where(found[..., None, None], factors, np.eye(matrices.shape[-1])), found
 
 
 def least_singular_value(lower: Array) -> float:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum, auto
-from typing import ClassVar
 
 import pymc.variational
 
@@ -81,9 +80,8 @@ def _plain(name: object) -> str:
 
 
 class Reason(StrEnum):
-    """Why something can't be had. What is decided is decided by it, never by the words of a sentence."""
+    """Why a posterior can't be had. What is decided is decided by it, never by the words of a sentence."""
 
-    # Of an exact or nested posterior.
     NOT_FOLLOWED = auto()  # the fit did not end where another posterior may follow
     IN_PART = auto()  # log p is not to be had with all of the data in one place
     NO_FOREST = auto()  # coordinates do not fall into small blocks beside few globals
@@ -97,53 +95,17 @@ class Reason(StrEnum):
     ELSEWHERE = auto()  # the same of few parameters: there is mass where a Gaussian may have no draws
     EXCEPTION = auto()  # an error in its code
     SUPERFLUOUS = auto()  # the Gaussian is the posterior
-    # Of log p as a sum over rows.
-    NO_PREDICTORS = auto()  # no sum over functions of a few linear predictors
-    NOT_ALL_ROWS = auto()  # a part of log p is no row
-    # Of derivatives.
-    NO_HESSIANS = auto()  # at points
-    NO_RULE = auto()  # an operation is not known, or has no derivative
-    # Of what was built of a model.
-    NOT_REUSED = auto()  # the next fit needs something else
-    # Of the form in which values were asked for.
-    OTHER_FORM = auto()
-    ROWS_GIVEN_UP = auto()
 
 
 class Refused(Exception):
-    """Something can't be had.
+    """Something can't be had; the message says why, a clause or a sentence."""
 
-    Parameters
-    ----------
-    code : Reason
-        To decide by.
-    sentence : str
-        To read: a clause or a sentence.
-    """
-
-    def __init__(self, code: Reason, sentence: str) -> None:
-        super().__init__(code, sentence)
-        self.code, self.sentence = code, sentence
-
-    def __str__(self) -> str:
-        """Return the sentence."""
-        return self.sentence
+    #: To decide by.
+    code = Reason.NOT_LATENT
 
 
-class RefusedFor(Refused):
-    """A refusal whose class has one reason."""
-
-    reason: ClassVar[Reason]
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(self.reason, sentence)
-        self.args = (sentence,)  # from which it is made in another process
-
-
-class NotApart(RefusedFor):
+class NotApart(Refused):
     """A log density does not come apart into functions of a few linear predictors."""
-
-    reason = Reason.NO_PREDICTORS
 
 
 class TooDenseError(NotApart):
@@ -153,10 +115,8 @@ class TooDenseError(NotApart):
         super().__init__(sentence)
 
 
-class OtherForm(RefusedFor):
+class OtherForm(Refused):
     """Values are not to be had in the form that was begun with: what needs them begins again."""
-
-    reason = Reason.OTHER_FORM
 
 
 class PatternWidened(OtherForm):
@@ -168,11 +128,15 @@ class RowsGivenUp(OtherForm):
 
 
 class Unavailable(Refused):
-    """A posterior of some kind can't be had."""
+    """A posterior of some kind can't be had: what to decide by, a sentence, and which kind is made if asked for."""
 
     def __init__(self, code: Reason, sentence: str, on_request: str = "") -> None:
         super().__init__(code, sentence)
-        self.on_request = on_request
+        self.code, self.sentence, self.on_request = code, sentence, on_request
+
+    def __str__(self) -> str:
+        """Return the sentence."""
+        return self.sentence
 
 
 class Failed(Unavailable):

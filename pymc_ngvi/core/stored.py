@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -24,8 +24,9 @@ class Stored:
         return {name: getattr(value, name) for name in self.content}
 
 
-_BY_TAG: dict[str, Stored] = {}
-_BY_CLASS: dict[type, Stored] = {}
+#: All classes by tag, and the entries of classes.
+BY_TAG: dict[str, Stored] = {}
+BY_CLASS: dict[type, Stored] = {}
 
 
 def stored[T: type](tag: str, *, content: tuple[str, ...] | None = None, make: str | None = None) -> Callable[[T], T]:
@@ -35,29 +36,14 @@ def stored[T: type](tag: str, *, content: tuple[str, ...] | None = None, make: s
     """
 
     def register(cls: T) -> T:
-        taken = _BY_TAG.get(tag)
+        taken = BY_TAG.get(tag)
         if taken is not None and _path(taken.cls) != _path(cls):  # a module that is reloaded makes its class again
             raise ValueError(f"The tag {tag!r} of {_path(cls)} is that of {_path(taken.cls)}: give it another one.")
         entry = Stored(tag, cls, _content(cls) if content is None else content, getattr(cls, make) if make else cls)
-        _BY_TAG[tag] = _BY_CLASS[cls] = entry
+        BY_TAG[tag] = BY_CLASS[cls] = entry
         return cls
 
     return register
-
-
-def with_tag(tag: str) -> Stored | None:
-    """Return the class that has a tag; None where none has it."""
-    return _BY_TAG.get(tag)
-
-
-def entry_of(cls: type) -> Stored | None:
-    """Return the entry of a class; None where no file may hold it."""
-    return _BY_CLASS.get(cls)
-
-
-def all_stored() -> Mapping[str, Stored]:
-    """Return all classes by tag."""
-    return dict(_BY_TAG)
 
 
 def _path(cls: type) -> str:

@@ -10,7 +10,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -130,22 +130,6 @@ class Assessment(NamedTuple):
 # --- protocols of a log density that is fitted, and of its mean Hessian ---
 
 
-class Whitener(Protocol):
-    """The part of a Gaussian state that whitens the Hessian of a log density."""
-
-    def whiten(self, grad: Array) -> Array:
-        """Return C^T times each gradient, (..., n_dim)."""
-
-    def curvature(self, hessian: "MeanHessian") -> Array:
-        """Return the whitened curvature A = -C^T H C, in the form of the family."""
-
-    def add_to_diagonal(self, curvature: Array, value: float) -> Array:
-        """Return A + value * identity."""
-
-    def outer_mean(self, outer: Outer) -> Array:
-        """Return the symmetric matrix with the lower triangle of ``outer``, in the form of a curvature."""
-
-
 class MeanHessian(Protocol):
     """The mean over draws of hess log p. Nothing is evaluated before something is asked of it."""
 
@@ -175,7 +159,7 @@ class MeanHessian(Protocol):
         """Return the entries of ``summed``, by coordinates and sums, (n_entries,)."""
         raise ValueError("This Hessian is known by no sums over many coordinates.")
 
-    def whitened(self, state: Whitener) -> Array:
+    def whitened(self, state: "GaussianState") -> Array:
         """Return the whitened curvature, as a state stores it.
 
         The state takes products, the diagonal or values, as its form needs them. A Hessian that has none of them at
@@ -273,14 +257,6 @@ class CountedElsewhere:
         self.counter.n_hessians = value
 
 
-@runtime_checkable
-class GaussNewtonTarget(Protocol):
-    """What a target has beside, if it knows the gradients of single observations."""
-
-    def gauss_newton(self, theta: Array) -> MeanHessian:
-        """Return the mean over draws of the Gauss-Newton matrix, an estimate of hess log p, to be evaluated."""
-
-
 @stored("row_rules")
 @dataclass(frozen=True)
 class RowRules(Batch):
@@ -323,7 +299,6 @@ class Expectation(NamedTuple):
     bends: Bends | None = None
 
 
-@runtime_checkable
 class RowsTarget(Protocol):
     """What a target has beside, if it is a sum over rows, each a function of a few affine functions of theta."""
 
@@ -335,12 +310,8 @@ class RowsTarget(Protocol):
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws, some of which may be outside its support."""
 
-
-class BentRowsTarget(RowsTarget, Protocol):
-    """What it has beside, if its expectations tell of `Bends`."""
-
     def directions(self, rows: Indices) -> Array:
-        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
+        """Return the slopes of the only predictor of each of some rows, (n, n_dim), where there are `Bends`."""
 
 
 class Spread(Protocol):
@@ -355,24 +326,6 @@ class Spread(Protocol):
 
     def covariance_times(self, vectors: Array) -> Array:
         """Return the covariance times each vector, (n_vectors, n_dim)."""
-
-
-@runtime_checkable
-class Rooted(Protocol):
-    """A Gaussian with a dense factor of its covariance."""
-
-    @property
-    def root(self) -> Array:
-        """C with the covariance C C^T, lower triangular, (n_dim, n_dim)."""
-
-
-@runtime_checkable
-class Independent(Protocol):
-    """A Gaussian with independent coordinates."""
-
-    @property
-    def scale(self) -> Array:
-        """The standard deviations, (n_dim,)."""
 
 
 # --- mean Hessians whose entries are known, or will be ---
@@ -456,9 +409,9 @@ class Later(MeanHessian):
 class WhitenedHessian(MeanHessian):
     """A Hessian of which nothing but whitened curvatures is taken."""
 
-    evaluate: Callable[[Whitener], Array]
+    evaluate: Callable[["GaussianState"], Array]
 
-    def whitened(self, state: Whitener) -> Array:
+    def whitened(self, state: "GaussianState") -> Array:
         """Return the whitened curvature, as a state stores it."""
         return self.evaluate(state)
 
@@ -499,8 +452,20 @@ class VariationalState(Protocol):
         """Return the covariance, (n_dim, n_dim)."""
 
 
-class GaussianState(VariationalState, Whitener, Spread, Protocol):
+class GaussianState(VariationalState, Spread, Protocol):
     """A Gaussian q that can whiten, as what is asked of it beyond methods goes: see `families.gaussian.Gaussian`."""
+
+    def whiten(self, grad: Array) -> Array:
+        """Return C^T times each gradient, (..., n_dim)."""
+
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return the whitened curvature A = -C^T H C, in the form of the family."""
+
+    def add_to_diagonal(self, curvature: Array, value: float) -> Array:
+        """Return A + value * identity."""
+
+    def outer_mean(self, outer: Outer) -> Array:
+        """Return the symmetric matrix with the lower triangle of ``outer``, in the form of a curvature."""
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""

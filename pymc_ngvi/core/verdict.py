@@ -167,39 +167,25 @@ class Verdict:
         """All that is asked of it."""
         return [*self.own, *self.found]
 
-    def _said(self, *against: Against) -> tuple[str, ...]:
-        return tuple(c.sentence for c in self.conditions if c.against in against and not c.holds)
+    @property
+    def failed(self) -> list[Condition]:
+        """What stands against relying on the posterior; empty if nothing does."""
+        return [c for c in self.conditions if c.against is Against.RELIABLE and not c.holds]
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What stands against relying on the posterior, in clauses; empty if nothing does."""
-        return self._said(Against.RELIABLE)
+        """The same in clauses."""
+        return tuple(c.sentence for c in self.failed)
 
     @property
     def shortfalls(self) -> tuple[str, ...]:
         """What stands against calling the posterior exact and known well, in clauses."""
-        return self._said(Against.RELIABLE, Against.EXACT, Against.SIZE)
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why the posterior is not reliable: sentences that say what may help; empty where it is."""
-        return [str(c) for c in self.conditions if c.against is Against.RELIABLE and not c.holds]
-
-    @property
-    def texts(self) -> list[str]:
-        """The same without what may help."""
-        return [c.text for c in self.conditions if c.against is Against.RELIABLE and not c.holds]
-
-    @property
-    def remarks(self) -> list[str]:
-        """What else was found, of less weight."""
-        return [str(c) for c in self.found if c.against is not Against.RELIABLE and not c.holds]
+        return tuple(c.sentence for c in self.conditions if c.against is not Against.NOTHING and not c.holds)
 
     @property
     def cures(self) -> list[str]:
         """What may help, each once."""
-        failed = [c.cure for c in self.conditions if c.against is Against.RELIABLE and not c.holds]
-        return list(dict.fromkeys(filter(None, [*failed, self.cure])))
+        return list(dict.fromkeys(filter(None, [*(c.cure for c in self.failed), self.cure])))
 
     @property
     def word(self) -> Word:

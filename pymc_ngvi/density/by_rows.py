@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from pymc_ngvi.core.messages import NotApart, Reason, Refused, RowsGivenUp, logger
+from pymc_ngvi.core.messages import NotApart, Refused, RowsGivenUp, logger
 from pymc_ngvi.core.pattern import Pattern, SummedPattern, is_dense
 from pymc_ngvi.core.sparsity import Dependence, Ints
 from pymc_ngvi.core.types import Array, Bools, RowRules, Spread
@@ -77,11 +77,11 @@ class ByRows:
         """Why there are none, in a clause; empty where there are."""
         if self._graphs.minibatches:
             return _MINIBATCHES
-        return "" if self._refused is None else self._refused.sentence
+        return "" if self._refused is None else str(self._refused)
 
     def give_up(self, why: str) -> None:
         """Go without rows from now on, as long as the data are these."""
-        self._refuse(Refused(Reason.ROWS_GIVEN_UP, why))
+        self._refuse(Refused(why))
 
     def _refuse(self, refused: Refused) -> None:
         kept = self._kept
@@ -95,7 +95,7 @@ class ByRows:
     def _refused(self) -> Refused | None:
         """Why there are no rows with the data as they are, which may be others than when it was last asked."""
         if self._graphs.is_large:
-            return Refused(Reason.NOT_ALL_ROWS, TOO_LARGE)
+            return Refused(TOO_LARGE)
         kept = self._kept
         if kept.refused is None:
             self._look()
@@ -118,7 +118,7 @@ class ByRows:
         except NotApart as reason:
             refused = reason
         except ValueError as error:  # of an operation whose values can't be computed
-            refused = Refused(Reason.NO_PREDICTORS, str(error))
+            refused = Refused(str(error))
         else:
             kept.agreed = rows.terms if refused is None else None
         if refused is not None:
@@ -140,13 +140,13 @@ class ByRows:
     def _what_is_missing(self, rows: Expectations) -> Refused | None:
         """Return why rows are not all of log p; None where they are."""
         if rows.terms.rest:
-            return Refused(Reason.NOT_ALL_ROWS, "log p has a part that is no row")
+            return Refused("log p has a part that is no row")
         around = np.random.default_rng(0).standard_normal((N_CHECKED, len(self._start)))
         theta = self._start + AROUND * np.concatenate([np.zeros((1, len(self._start))), around])
         logp = self.logp(theta)
         if np.isfinite(logp[0]) and rows.anchor(theta, logp):
             return None
-        return Refused(Reason.ROWS_GIVEN_UP, "rows don't add up to log p near the start")
+        return Refused("rows don't add up to log p near the start")
 
     def logp(self, theta: Array) -> Array:
         """Evaluate log p alone, (n_points,), by a function that is compiled quickly."""

@@ -23,7 +23,7 @@ from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, changed, row_slices
 from pymc_ngvi.rows.linear_map import Entries, LinearMap, ManyMaps, Seen, symmetric
 from pymc_ngvi.rows.many import ManyRows, priors_of
-from pymc_ngvi.rows.row_hessian import NO_PATTERNS, FirstDerivatives, Patterns, PredictorMeanHessian
+from pymc_ngvi.rows.row_hessian import FirstDerivatives, PredictorMeanHessian
 from pymc_ngvi.rows.separable import is_quadratic
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
@@ -141,7 +141,7 @@ class Expectations:
     def under(
         self,
         q: Spread | Seen,
-        entries: Patterns = NO_PATTERNS,
+        entries: Any = None,
         rules: RowRules | None = None,
         *,
         adapt: bool = False,

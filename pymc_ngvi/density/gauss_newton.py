@@ -23,7 +23,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from
 from pymc_ngvi.core.messages import NotApart, logger
 from pymc_ngvi.core.sizes import AT_ONCE, MOST_NUMBERS, STREAMED
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, slices
-from pymc_ngvi.core.types import Array, Independent, Indices, MeanHessian, Outer, Target, Whitener
+from pymc_ngvi.core.types import Array, GaussianState, Indices, MeanHessian, Outer, Target
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.hessians import GraphHessian, ModelHessian, units
 from pymc_ngvi.density.info import likelihood_rows
@@ -548,9 +548,9 @@ class GaussNewtonHessian(MeanHessian):
         self._counter.n_hessians += len(self._theta)
         return self._matrix().mean_diagonal(self._theta)
 
-    def whitened(self, state: Whitener) -> Array:
+    def whitened(self, state: GaussianState) -> Array:
         """Return the whitened curvature, as a state stores it: outer products of whitened gradients."""
-        if isinstance(state, Independent):
+        if hasattr(state, "scale"):  # coordinates are independent
             return super().whitened(state)
         matrix = self._matrix()
         with np.errstate(all="ignore"):

@@ -35,7 +35,7 @@ from pytensor.tensor.random.basic import HalfNormalRV
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.core.messages import Reason, RefusedFor
+from pymc_ngvi.core.messages import Refused
 from pymc_ngvi.core.types import AnyArray, Indices
 from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
 from pymc_ngvi.graphs.graph import simplify
@@ -148,10 +148,8 @@ def quoted(names: Iterable[str]) -> str:
 # --- whether what was built of a model serves another fit of it: all but the values of the data is built in ---
 
 
-class CannotReuse(RefusedFor):
+class CannotReuse(Refused):
     """What was built of a model does not serve the next fit; the message says why, as a clause."""
-
-    reason = Reason.NOT_REUSED
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.memory import keep_freed_memory
-from pymc_ngvi.core.messages import Reason, Refused
+from pymc_ngvi.core.messages import Refused
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, slices
@@ -336,7 +336,7 @@ class ModelDensity(ABC):
         Refused
             Where there are no Hessians at points.
         """
-        raise Refused(Reason.NO_HESSIANS, "Hessians at points are not to be had of these data.")
+        raise Refused("Hessians at points are not to be had of these data.")
 
     def hessian_products(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessian at each draw with each direction.

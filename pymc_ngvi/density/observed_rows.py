@@ -29,7 +29,8 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quickly, without_c
 from pymc_ngvi.graphs.rewrites import has_op
 from pymc_ngvi.ops import cost
-from pymc_ngvi.ops.elements import Apart, Facts
+from pymc_ngvi.ops.elements import Apart, Facts, Rearranged
+from pymc_ngvi.ops.registry import elements
 from pymc_ngvi.reading.predictors import (
     MOST_PREDICTORS,
     ROUNDING,
@@ -41,7 +42,6 @@ from pymc_ngvi.reading.predictors import (
     Rows,
     affine_functions,
     factors_of,
-    is_moved,
     lifted,
     shared_first,
     varying_inputs,
@@ -290,7 +290,7 @@ def _linear_parts(var: Variable, affine: set[Variable], facts: Facts) -> list[Va
     if (var in affine and not isinstance(scalar_op, ps.Neg)) or (adds and any(i in affine for i in inputs)):
         return [var]
     below = [(i, _linear_parts(i, affine, facts)) for i in inputs]
-    copies = adds or isinstance(scalar_op, ps.Identity | ps.Cast) or is_moved(node, facts)
+    copies = adds or isinstance(scalar_op, ps.Identity | ps.Cast) or isinstance(elements(node, facts), Rearranged)
     if len(below) == 1 and copies and below[0][1] == [below[0][0]]:
         return [var]
     if len(below) > 1 and isinstance(scalar_op, ps.Mul | ps.TrueDiv) and any(found == [i] for i, found in below):

@@ -22,7 +22,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi.core.messages import NotApart, Reason, Refused
+from pymc_ngvi.core.messages import NotApart, Reason, Refused, Unavailable
 from pymc_ngvi.core.types import Array, Bools, Indices
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.families.sparse import Precisions
@@ -247,16 +247,16 @@ class RowsGiven:
                 self._log_p = pt.add(pt.constant(0.0), *parts)
                 self._take()
             except (ValueError, NotImplementedError) as error:  # of an operation whose values can't be computed
-                raise Refused(Reason.NO_PREDICTORS, str(error)) from None
+                raise Refused(str(error)) from None
         self._data = DataSeen(parts, but=[given])
 
     def _take(self) -> None:
         """Set up what evaluates rows."""
         terms, found = self.reading.terms, self.reading.predictors
         if terms.rest:
-            raise Refused(Reason.NOT_ALL_ROWS, terms.why[0])
+            raise Refused(terms.why[0])
         if any(rows.is_whole for rows in terms.rows):
-            raise Refused(Reason.NOT_ALL_ROWS, "a row is more than arithmetic with numbers")
+            raise Refused("a row is more than arithmetic with numbers")
         every = np.arange(len(terms.slope))
         joint = found.with_sums(np.unique(np.concatenate([rows.index.ravel() for rows in terms.rows])))
         is_fixed = joint is not None and not any(map(self._over.hangs, joint.sums))
@@ -339,7 +339,7 @@ class RowsGiven:
         try:
             narrowing = Narrowing(effects, self.functions, self._predictors.sparsity, self._predictors.columns)
         except NotApart as refused:
-            return refused.sentence
+            return str(refused)
         rows, agrees = self._whole(self.first[None])
         left, is_right = narrowing.of(rows)
         if not (agrees & is_right).all():
@@ -528,17 +528,17 @@ def _of_size(density: LogDensity, least: int, most: int) -> list[layout.Variable
 
 def _found(density: LogDensity, most_of_one: int, most: int) -> RowsGiven | Refused:
     if density.has_minibatch:
-        return Refused(Reason.IN_PART, "the model reads pm.Minibatch data")
+        return Unavailable(Reason.IN_PART, "the model reads pm.Minibatch data")
     outside = _of_size(density, 0, most_of_one)
     while True:
         every = [np.arange(v.where.start, v.where.stop) for v in outside]
         index = np.sort(np.concatenate([*every, np.empty(0)])).astype(np.intp)
         if not len(index):
-            return Refused(Reason.NOT_LATENT, "it has no scale, correlation or other transformed parameter")
+            return Refused("it has no scale, correlation or other transformed parameter")
         if len(index) > most:
-            return Refused(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {most}")
+            return Refused(f"{len(index)} hyperparameters are more than {most}")
         if len(index) == density.n_dim:
-            return Refused(Reason.NOT_LATENT, "all of its parameters are hyperparameters")
+            return Refused("all of its parameters are hyperparameters")
         try:
             given = RowsGiven(density, index)
         except Refused as reason:

@@ -49,7 +49,7 @@ from pymc_ngvi.graphs.rewrites import stored_value
 from pymc_ngvi.reading.predictors import ROUNDING, Factor, factors_of, logp_of
 from pymc_ngvi.reading.roles import n_axes
 from pymc_ngvi.rows.linear_map import entries_of
-from pymc_ngvi.rows.row_hessian import Known
+from pymc_ngvi.rows.row_hessian import Patterns
 
 # --- what can go wrong with shards; each error says which shard, and what to do ---
 
@@ -471,7 +471,7 @@ class Shard:
             self._rules.move_to_end(reference)
             rules = self._rules[reference]
             is_new = adapt and rows.are_stale(seen, rules)
-        found = rows.under(seen, Known(pattern), None if is_new else rules)
+        found = rows.under(seen, Patterns(pattern), None if is_new else rules)
         if is_new:
             self._keep(name, found.rules)
         hessian = _entries(found.hessian, pattern, likelihood.n_dim)

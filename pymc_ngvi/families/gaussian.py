@@ -724,7 +724,7 @@ class DiagonalState(Gaussian[Diagonal]):
 
     structure: Diagonal = field(default=Diagonal(), repr=False)
 
-    #: The standard deviations by another name: only Gaussians with independent coordinates have it; see `Independent`.
+    #: The standard deviations by another name: only Gaussians with independent coordinates have it.
     scale = property(lambda self: self.factor)
     form = Diagonal
     factor_name = "sd"

@@ -21,7 +21,7 @@ from pymc_ngvi.core.messages import Failed, OtherForm, RowsGivenUp, logger
 from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.sizes import MAX_COV_DIM
 from pymc_ngvi.core.status import Elbo, StartError, Status
-from pymc_ngvi.core.stored import entry_of, stored
+from pymc_ngvi.core.stored import BY_CLASS, stored
 from pymc_ngvi.core.types import Array, Indices, MatrixHessian, Rule, Target, VariationalState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.info import constant_data
@@ -317,7 +317,7 @@ class Earlier:
 def _form_of(q: Any) -> dict[str, Any]:
     """Return what states of one form have in common: shapes of parameters, and what makes the structure."""
     gaussian = q.components[0] if isinstance(q, MixtureState) else getattr(q, "gaussian", q)
-    entry = entry_of(type(gaussian.structure))
+    entry = BY_CLASS.get(type(gaussian.structure))
     structure = {} if entry is None else entry.fields(gaussian.structure)
     return {"class": type(gaussian), **{name: a.shape for name, a in q.params().items()}, **structure}
 

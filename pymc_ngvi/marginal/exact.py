@@ -227,7 +227,7 @@ def _quadrature(
     try:
         fitted.split()
     except NotApart as reason:
-        raise Unavailable(Reason.NOT_SPLIT, reason.sentence) from None
+        raise Unavailable(Reason.NOT_SPLIT, str(reason)) from None
     is_concave, places = not rows_not_concave(density)[forest.locals_].any(), np.empty((0, forest.n_local))
     if not is_concave and forest.n_levels > 1:
         prior = density.prior_draws(2 * N_COMPARED, _SEED)[:, forest.locals_]

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from pymc_ngvi.core.importance import Side
-from pymc_ngvi.core.messages import NotApart, Reason, RefusedFor
+from pymc_ngvi.core.messages import NotApart, Refused
 from pymc_ngvi.core.sizes import AT_ONCE, FIXED_SEED, N_SHOWN
 from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density.observed_rows import MaskedDensity
@@ -109,10 +109,8 @@ type RowLogp = Callable[[Array], Array]
 _FINE = 7
 
 
-class CoupledRows(RefusedFor):
+class CoupledRows(Refused):
     """A new row depends on coordinates of several trees."""
-
-    reason = Reason.NOT_SPLIT
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from pymc_ngvi.core.types import (
     Density,
     Evaluation,
     Expectation,
-    GaussNewtonTarget,
     Indices,
+    MeanHessian,
     Outer,
     RowRules,
     RowsTarget,
@@ -368,9 +368,9 @@ def gauss_newton(
     .. [1] M. E. Khan and D. Nielsen (2018). Fast yet simple natural-gradient descent for variational inference in
        complex models. ISITA. https://doi.org/10.23919/ISITA.2018.8664326
     """
-    if not isinstance(target, GaussNewtonTarget):
+    matrix: Callable[[Array], MeanHessian] | None = getattr(target, "gauss_newton", None)
+    if matrix is None:
         raise ValueError("gauss_newton takes the gradients of single observations: this target has none.")
-    matrix = target.gauss_newton
 
     def curvatures(rows: list[Indices]) -> list[Array]:
         return [matrix(evaluation.theta[own]).whitened(state) for own in rows]
@@ -417,10 +417,10 @@ class Quadrature(Estimator):
         least: float = -np.inf,
     ) -> ExactEvaluation:
         """As `evaluate`, by rules that are given; see `RowsTarget.expected`, where ``least`` is without the entropy."""
-        if not isinstance(target, RowsTarget):
+        if not hasattr(target, "expected"):
             raise ValueError("quadrature goes through the rows of log p: this target has none.")
         entropy = state.entropy()
-        expectation = target.expected(state, rules, adapt=adapt, least=least - entropy)
+        expectation = cast(RowsTarget, target).expected(state, rules, adapt=adapt, least=least - entropy)
         finite = bool(np.isfinite(expectation.value) and np.isfinite(expectation.grad).all())
         return ExactEvaluation.of(expectation, expectation.value + entropy if finite else -np.inf)
 

@@ -21,7 +21,6 @@ from pymc_ngvi.core.types import (
     Array,
     Assessment,
     Bends,
-    BentRowsTarget,
     Evaluation,
     RowRules,
     RowsTarget,
@@ -84,7 +83,7 @@ class Newton(NamedTuple):
 
 
 def newton(
-    target: BentRowsTarget, q: AnyGaussian, moments: Moments, bends: Bends | None, known: Array | None
+    target: RowsTarget, q: AnyGaussian, moments: Moments, bends: Bends | None, known: Array | None
 ) -> Newton | None:
     """Return the step of Newton from a Gaussian, with a dense covariance, of known sites."""
     if bends is None or not q.exact_metric or moments.curvature.shape != (q.n_dim, q.n_dim):
@@ -308,7 +307,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     def _newton(self, state: LineSearchState) -> Newton | None:
         if not (state.bent and state.n_newton):
             return None
-        return newton(cast(BentRowsTarget, self._target), state.q, state.moments, state.bends, state.sites)
+        return newton(cast(RowsTarget, self._target), state.q, state.moments, state.bends, state.sites)
 
     def _by_newton(self, state: LineSearchState, known: Newton) -> LineSearchState | None:
         """Take a step of Newton; None where the ELBO falls by it."""

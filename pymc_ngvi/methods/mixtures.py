@@ -37,7 +37,6 @@ from pymc_ngvi.core.types import (
     Target,
     VariationalState,
     WhitenedHessian,
-    Whitener,
 )
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families.gaussian import AnyGaussian
@@ -379,7 +378,7 @@ class ComponentTarget:
         """Return the mean of hess (log p + log(q_c / q)) over draws of the component."""
         return WhitenedHessian(functools.partial(self._whitened, self.density.mean_hessian(theta), theta))
 
-    def _whitened(self, of_density: MeanHessian, theta: Array, state: Whitener) -> Array:
+    def _whitened(self, of_density: MeanHessian, theta: Array, state: GaussianState) -> Array:
         """Return A = -C^T H C at draws of the component, as it stores it.
 
         With s_k and S_k the score and the precision of component k, and s = sum_k r_k s_k, log(q_c / q) adds the mean

@@ -23,12 +23,12 @@ from pymc_ngvi.core.types import (
     Assessment,
     BaseDraws,
     Evaluation,
+    GaussianState,
     Indices,
     MeanHessian,
     StepRule,
     Target,
     WhitenedHessian,
-    Whitener,
 )
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.methods.estimators import (
@@ -433,7 +433,7 @@ class Pooled:
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess log p over draws and minibatches: a batch has a pattern, where their mean may not."""
 
-        def whitened(state: Whitener) -> Array:
+        def whitened(state: GaussianState) -> Array:
             return np.mean(list(self._on_each(lambda: self._target.mean_hessian(theta).whitened(state))), axis=0)
 
         return WhitenedHessian(whitened)

@@ -25,11 +25,11 @@ from pymc_ngvi.core.types import (
     BaseDraws,
     Density,
     Evaluation,
+    GaussianState,
     MeanHessian,
     Outer,
     StepRule,
     WhitenedHessian,
-    Whitener,
 )
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
@@ -192,7 +192,7 @@ class GaussianPart:
         """
         return WhitenedHessian(functools.partial(self._whitened, self._density.mean_hessian(theta), theta))
 
-    def _whitened(self, of_density: MeanHessian, theta: Array, state: Whitener) -> Array:
+    def _whitened(self, of_density: MeanHessian, theta: Array, state: GaussianState) -> Array:
         """Return the whitened curvature: hess log q is R^T R / n_draws - c Sigma^-1 on average over draws."""
         a, gaussian = self._q.shape, self._q.gaussian
         rate = a + 0.5 * self._q.squared_distance(theta)

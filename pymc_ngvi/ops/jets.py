@@ -20,7 +20,7 @@ from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import toposort
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.linalg import (
     Cholesky,
@@ -37,6 +37,7 @@ from pytensor.tensor.math import Any as AnyTrue
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
+from pymc_ngvi.core.linalg import or_nan
 from pymc_ngvi.core.types import AnyArray, Array, Indices
 from pymc_ngvi.graphs.backends import performed
 from pymc_ngvi.graphs.loops import short_log_add_exp
@@ -452,11 +453,23 @@ def _axes(axes: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
     return tuple(_LEAD + axis % ndim for axis in (range(ndim) if axes is None else axes))
 
 
-class _Facts:
-    """What is known of the inputs of a node: which are the same at all points, and, when it is evaluated, values."""
+class Movement:
+    """The rule of an operation that moves elements, or adds some to others: where they go is found once.
+
+    It tells records what is known of its inputs: which are the same at all points, and, when it is evaluated, values.
+    """
 
     def __init__(self, node: Apply, kinds: _Kinds) -> None:
-        self._kinds, self.values = dict(zip(node.inputs, kinds, strict=True)), dict[Variable, AnyArray]()
+        rule: Any = operation(node.op).elements
+        self._node, self._kinds = node, dict(zip(node.inputs, kinds, strict=True))
+        self._values = dict[Variable, AnyArray]()
+        self._elements = rule(node, self)
+        self._adds = not isinstance(self._elements, Rearranged)
+        self._n = 2 if self._adds else len(self._elements.inputs)
+        if self._elements is None or any(kind is not Kind.KNOWN for kind in kinds[self._n :]):
+            raise CannotFollow(f"the arguments of {node.op} depend on the point")
+        self._varies = not all(isinstance(var, Constant) for var in node.inputs[self._n :])
+        self._places: dict[object, Any] = {}
 
     def is_known(self, var: Variable) -> bool:
         """Tell whether an input is the same at all points."""
@@ -464,26 +477,11 @@ class _Facts:
 
     def value(self, var: Variable) -> AnyArray:
         """Return the value of an input at the first point."""
-        return self.values[var]
+        return self._values[var]
 
     def shape(self, var: Variable) -> tuple[int, ...]:
         """Return the shape of an input."""
-        return self.values[var].shape
-
-
-class Movement:
-    """The rule of an operation that moves elements, or adds some to others: where they go is found once."""
-
-    def __init__(self, node: Apply, kinds: _Kinds) -> None:
-        rule: Any = operation(node.op).elements
-        self._node, self._facts = node, _Facts(node, kinds)
-        self._elements = rule(node, self._facts)
-        self._adds = not isinstance(self._elements, Rearranged)
-        self._n = 2 if self._adds else len(self._elements.inputs)
-        if self._elements is None or any(kind is not Kind.KNOWN for kind in kinds[self._n :]):
-            raise CannotFollow(f"the arguments of {node.op} depend on the point")
-        self._varies = not all(isinstance(var, Constant) for var in node.inputs[self._n :])
-        self._places: dict[object, Any] = {}
+        return self._values[var].shape
 
     def __call__(self, space: Space, *inputs: AnyArray) -> list[AnyArray]:
         """Return the outputs."""
@@ -494,7 +492,7 @@ class Movement:
         places = self._places.get(key)
         if places is None:
             values = [np.asarray(x[0, 0], var.type.dtype) for x, var in zip(inputs, self._node.inputs, strict=True)]
-            self._facts.values = dict(zip(self._node.inputs, values, strict=True))
+            self._values = dict(zip(self._node.inputs, values, strict=True))
             places = self._places[key] = self._found(moved[0].shape[:_LEAD])
         flat = [x if x.ndim == _LEAD + 1 else x.reshape(*x.shape[:_LEAD], -1) for x in moved]
         if self._adds:
@@ -505,7 +503,7 @@ class Movement:
     def _found(self, lead: tuple[int, ...]) -> list[tuple[Any, tuple[int, ...]]]:
         """Return which of all elements each output has, or each that is added is added to, and their shape."""
         if self._adds:
-            origins = [targets(self._node, self._facts)]  # type: ignore[arg-type]
+            origins = [targets(self._node, self)]  # type: ignore[arg-type]
         else:
             origins = [origin - 1 for origin in self._elements.origins(self._elements.numbered()[0])]
         return [(consecutive(origin.ravel()), (*lead, *origin.shape)) for origin in origins]
@@ -519,22 +517,6 @@ class Movement:
         else:
             np.add.at(x, (slice(None), slice(None), at), y)  # type: ignore[arg-type]
         return x
-
-
-@structural.register
-def _dim_shuffle(op: DimShuffle, node: Apply, kinds: _Kinds) -> Rule:
-    """Return the rule of a view, which is quicker than what is gathered."""
-    kept = [axis for axis in op.new_order if axis != "x"]
-    dropped = [axis for axis in range(node.inputs[0].type.ndim) if axis not in kept]
-    order, is_new = (0, 1, *[_LEAD + axis for axis in (*kept, *dropped)]), [axis == "x" for axis in op.new_order]
-
-    def rule(space: Space, x: AnyArray) -> AnyArray:
-        x = x.transpose(order)
-        lengths = iter(x.shape)
-        lead = next(lengths), next(lengths)
-        return x.reshape(*lead, *[1 if new else next(lengths) for new in is_new])
-
-    return rule
 
 
 @structural.register
@@ -634,27 +616,11 @@ def _products(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
     return out
 
 
-def _or_nan(function: Callable[..., AnyArray], *arrays: AnyArray) -> AnyArray:
-    """Return a function of many matrices; NaN for those for which it fails."""
-    try:
-        return function(*arrays)
-    except np.linalg.LinAlgError:
-        batch = np.broadcast_shapes(*[x.shape[:-2] for x in arrays])
-        arrays = tuple(np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in arrays)
-        out = np.full(arrays[-1].shape, np.nan)
-        for at in np.ndindex(*batch):
-            try:
-                out[at] = function(*[x[at] for x in arrays])
-            except np.linalg.LinAlgError:
-                continue
-        return out
-
-
 def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
-    value = _or_nan(np.linalg.solve, a[:1], b[:1])
+    value = or_nan(np.linalg.solve, a[:1], b[:1])
     if len(a) == len(b) == 1:
         return value
-    inverse, n = _or_nan(np.linalg.inv, a[:1]), space.n_dim
+    inverse, n = or_nan(np.linalg.inv, a[:1]), space.n_dim
     rest = b[1:] if len(a) == 1 else (b[1:] if len(b) > 1 else 0.0) - np.matmul(a[1:], value)
     out = space.lifted(value)
     out[1 : 1 + n] = np.matmul(inverse, rest[:n])
@@ -667,10 +633,10 @@ def _solution(space: Space, a: AnyArray, b: AnyArray) -> AnyArray:
 def _lower_factor(space: Space, a: AnyArray) -> AnyArray:
     """Return L of A = L L'; only the lower triangle of A is read."""
     a = np.tril(a) + np.tril(a, -1).mT
-    factor = _or_nan(np.linalg.cholesky, a[:1])
+    factor = or_nan(np.linalg.cholesky, a[:1])
     if len(a) == 1:
         return factor
-    inverse, n = _or_nan(np.linalg.inv, factor), space.n_dim
+    inverse, n = or_nan(np.linalg.inv, factor), space.n_dim
     half = np.tril(np.ones(a.shape[-2:])) - 0.5 * np.eye(a.shape[-1])
 
     def derivatives(of_product: AnyArray) -> AnyArray:
@@ -687,7 +653,7 @@ def _signs_and_log_determinants(space: Space, a: AnyArray) -> list[AnyArray]:
     sign, value = np.linalg.slogdet(a[:1])
     if len(a) == 1:
         return [sign, value]
-    relative = np.matmul(_or_nan(np.linalg.inv, a[:1]), a[1:])
+    relative = np.matmul(or_nan(np.linalg.inv, a[:1]), a[1:])
     out = space.lifted(value)
     out[1:] = np.trace(relative, axis1=-2, axis2=-1)
     if space.order == 2:

@@ -118,7 +118,7 @@ def _root(var: Variable, facts: Facts) -> Variable:
     """Return the affine function that a variable is a rescaled, shifted or rearranged copy of."""
     while var.owner is not None:
         varying = set(varying_inputs(var.owner, facts))
-        copies = isinstance(var.owner.op, Elemwise) or is_moved(var.owner, facts)
+        copies = isinstance(var.owner.op, Elemwise) or isinstance(elements(var.owner, facts), Rearranged)
         if not copies or len(varying) != 1:
             break
         [var] = varying
@@ -128,11 +128,6 @@ def _root(var: Variable, facts: Facts) -> Variable:
 def is_linear(node: Apply, facts: Facts) -> bool:
     """Tell whether the outputs of a node are affine functions of those of its inputs that are not known."""
     return elements(node, facts).is_linear(varying_inputs(node, facts))
-
-
-def is_moved(node: Apply, facts: Facts) -> bool:
-    """Tell whether a node does nothing but move elements."""
-    return isinstance(elements(node, facts), Rearranged)
 
 
 def varying_inputs(node: Apply, facts: Facts) -> list[Variable]:
@@ -179,6 +174,10 @@ def _factored(var: Variable, axes: tuple[int, ...], facts: Facts) -> Iterator[tu
     """
     node = var.owner
     op = node.op.scalar_op if node is not None and isinstance(node.op, Elemwise) and not facts.is_known(var) else None
+
+    def is_outside(factor: Variable) -> bool:
+        return not facts.is_known(factor) and all(facts.shape(factor)[axis] == 1 for axis in axes)
+
     if isinstance(op, ps.Add):
         for operand in node.inputs:
             yield from _factored(operand, axes, facts)
@@ -186,20 +185,15 @@ def _factored(var: Variable, axes: tuple[int, ...], facts: Facts) -> Iterator[tu
         yield from _factored(node.inputs[0], axes, facts)
         yield from ((factors, -inner) for factors, inner in _factored(node.inputs[1], axes, facts))
     elif isinstance(op, ps.Mul):
-        outside = [i for i in node.inputs if not facts.is_known(i) and _is_constant_along(axes, facts.shape(i))]
+        outside = [i for i in node.inputs if is_outside(i)]
         inside = [i for i in node.inputs if i not in outside]
         yield outside, functools.reduce(pt.mul, inside) if inside else pt.constant(np.ones((1,) * var.type.ndim))
     elif isinstance(op, ps.TrueDiv):
         divisor = node.inputs[1]
-        is_outside = not facts.is_known(divisor) and _is_constant_along(axes, facts.shape(divisor))
         for factors, inner in _factored(node.inputs[0], axes, facts):
-            yield ([*factors, 1.0 / divisor], inner) if is_outside else (factors, inner / divisor)
+            yield ([*factors, 1.0 / divisor], inner) if is_outside(divisor) else (factors, inner / divisor)
     else:
         yield [], var
-
-
-def _is_constant_along(axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    return all(shape[axis] == 1 for axis in axes)
 
 
 def _shape(var: Variable, facts: Facts) -> tuple[int, ...]:
@@ -297,15 +291,10 @@ class _LinearSums:
         self._facts = facts
         self._found: set[Variable] = set()
         for node in facts.nodes:
-            if self._has_sum(node):
+            varying = varying_inputs(node, facts)
+            adds = _added_axes(node, facts) is not None or any(i in self._found for i in varying)
+            if (adds and is_linear(node, facts)) or self.factor_of(node) is not None:
                 self._found.update(node.outputs)
-
-    def _has_sum(self, node: Apply) -> bool:
-        if self.factor_of(node) is not None:
-            return True
-        varying = varying_inputs(node, self._facts)
-        adds = _added_axes(node, self._facts) is not None or any(i in self._found for i in varying)
-        return adds and is_linear(node, self._facts)
 
     def factor_of(self, node: Apply) -> tuple[Variable, Variable] | None:
         """Return the sum that a product has among its factors, and the others; None for what is no such product."""
@@ -793,7 +782,7 @@ def _summand(
     except NotApart as error:
         weighed = pt.sum(total.reshape(facts.shape(var)) * var)
         whole = _whole(var, total, weighed, predictors, dependences)
-        return Summand([], weighed, error.sentence, weights) if whole is None else Summand([whole], None, "", weights)
+        return Summand([], weighed, str(error), weights) if whole is None else Summand([whole], None, "", weights)
     return Summand(made, None, "", weights)
 
 

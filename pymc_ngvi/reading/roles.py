@@ -14,15 +14,13 @@ import pytensor.scalar as ps
 
 from pymc.backends.arviz import find_observations
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.compile.ops import DeepCopyOp, ViewOp
 from pytensor.graph import Apply, Constant, Op, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join, MakeVector
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
-from pytensor.tensor.reshape import JoinDims, SplitDims
-from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
+from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_ngvi.core.messages import logger
 from pymc_ngvi.core.pattern import Pattern
@@ -30,6 +28,7 @@ from pymc_ngvi.core.types import Indices
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.layout import Variable as Place
 from pymc_ngvi.ops.elements import core_op
+from pymc_ngvi.ops.registry import MOVEMENT
 
 #: Place of the scale among the parameters of distributions of location and scale, by the name of their Op.
 _SCALE_AT = {
@@ -47,12 +46,6 @@ _SCALE_AT = {
     "StudentTRV": 2,
     "MvStudentTRV": 2,
 }
-#: Ops whose output holds elements of an input as they are.
-_MOVING = (
-    AdvancedSubtensor, DeepCopyOp, DimShuffle, Join, JoinDims, MakeVector, Reshape, SpecifyShape, SplitDims, Subtensor,
-    ViewOp,
-)  # fmt: skip
-_INDEXING = (AdvancedSubtensor, Subtensor)
 _COPIES = (ps.Identity, ps.Cast)
 
 
@@ -186,8 +179,8 @@ class Lineage:
 
     def _passes(self, node: Apply, var: Variable, added: bool) -> bool:
         scalar_op = getattr(node.op, "scalar_op", None)
-        if isinstance(core_op(node.op), _MOVING):
-            return not isinstance(node.op, _INDEXING) or var is node.inputs[0]
+        if not MOVEMENT.keys().isdisjoint(type(core_op(node.op)).__mro__):
+            return var is node.inputs[0] or isinstance(node.op, Join | MakeVector)  # others are indices and lengths
         if not isinstance(node.op, Elemwise) and type(node.op).__name__ != "XElemwise":
             return False
         if added and isinstance(scalar_op, ps.Add | ps.Sub | ps.Neg):

@@ -181,12 +181,12 @@ class Diagnosis:
     @property
     def reasons(self) -> list[str]:
         """Why q is not reliable: sentences that name variables and a cure; empty where it is."""
-        return self.checks.reasons
+        return [str(condition) for condition in self.checks.failed]
 
     @property
     def remarks(self) -> list[str]:
         """What else was found, of less weight."""
-        return self.checks.remarks
+        return [str(c) for c in self.checks.found if c.against is not Against.RELIABLE and not c.holds]
 
     @property
     def khat(self) -> float:
@@ -225,7 +225,7 @@ class Diagnosis:
     def __str__(self) -> str:
         """Return the report, wrapped to the width of the terminal."""
         parts = [wrap(self.headline())]
-        parts += [wrap(text, f"  {i}. ", "     ") for i, text in enumerate(self.checks.texts, 1)]
+        parts += [wrap(text, f"  {i}. ", "     ") for i, text in enumerate((c.text for c in self.checks.failed), 1)]
         parts += [wrap(cure, "  -> ", "     ") for cure in self.checks.cures]
         if remarks := self.remarks:
             parts += ["", "Also:", *(wrap(text, "  - ", "    ") for text in remarks)]

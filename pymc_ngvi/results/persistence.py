@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
 
 from pymc_ngvi.core.messages import N_NAMED
-from pymc_ngvi.core.stored import Stored, all_stored, entry_of, with_tag
+from pymc_ngvi.core.stored import BY_CLASS, BY_TAG, Stored
 from pymc_ngvi.core.types import AnyArray, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
@@ -247,7 +247,7 @@ class Decoder:
 
 
 def _entry_of(cls: type, path: str) -> Stored:
-    entry = entry_of(cls)
+    entry = BY_CLASS.get(cls)
     if entry is None:
         raise TypeError(f"{path} is a {cls.__module__}.{cls.__qualname__}, of which a file can hold nothing.")
     return entry
@@ -257,7 +257,7 @@ def _with_tag(tag: object) -> Stored:
     """Return the class that has a tag."""
     if not isinstance(tag, str):
         raise ValueError(f"it has {tag!r} where the name of a class should be")
-    entry = with_tag(tag)
+    entry = BY_TAG.get(tag)
     if entry is None:
         raise UnknownTagError(f"it holds a {tag!r}, which this version does not know")
     return entry
@@ -389,7 +389,7 @@ _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 #: Classes of q by tag.
 _STATES: dict[str, Any] = {
     tag: entry.cls
-    for tag, entry in all_stored().items()
+    for tag, entry in BY_TAG.items()
     if any(entry.cls in family.traits.states for family in FAMILIES.values())
 }
 #: Types of what is written of each approximation.
@@ -533,7 +533,7 @@ def content_of_q(q: VariationalState, record: FitRecord | None) -> Content:
             )
         own = {"reparam": record.reparam, "structure": q.transform.structure}
         return {**content_of_q(q.gaussian, record), **own}
-    entry = entry_of(type(q))
+    entry = BY_CLASS.get(type(q))
     if entry is not None and hasattr(q, "content"):
         return {"class": entry.tag, "content": q.content()}
     if entry is not None and entry.tag in _STATES:

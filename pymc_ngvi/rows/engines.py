@@ -172,7 +172,7 @@ class Engine:
             return self._plain(rows) if rows.sum_ is None else self._summed(rows)
         except CannotFollow as reason:
             if len(rows.slots) > MOST_PREDICTORS:  # it is compiled
-                raise NotApart(reason.sentence) from None
+                raise NotApart(str(reason)) from None
         inputs = {var: pt.matrix(dtype=var.type.dtype) for var in (*rows.slots, *rows.data)}
         with without_c():
             value = clone_replace([rows.value], inputs, rebuild_strict=False)

@@ -92,19 +92,18 @@ def n_nodes(size: int, level: int) -> int:
 
 def _line(level: int) -> tuple[Array, Array]:
     """Return nodes and weights of a rule of one dimension."""
-    return _gauss(_GAUSS[level]) if level < len(_GAUSS) else _trapezoidal(*_TRAPEZOIDAL[level - len(_GAUSS)])
+    if level < len(_GAUSS):
+        return _gauss(_GAUSS[level])
+    spacing, reach = _TRAPEZOIDAL[level - len(_GAUSS)]
+    n = round(reach / spacing)
+    z = spacing * np.arange(-n, n + 1, dtype=np.float64)
+    w = np.exp(-0.5 * z * z)
+    return z, np.asarray(w / w.sum(), dtype=np.float64)
 
 
 def _gauss(n: int) -> tuple[Array, Array]:
     z, w = np.polynomial.hermite_e.hermegauss(n)
     return z, w / w.sum()
-
-
-def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:
-    n = round(reach / spacing)
-    z = spacing * np.arange(-n, n + 1, dtype=np.float64)
-    w = np.exp(-0.5 * z * z)
-    return z, np.asarray(w / w.sum(), dtype=np.float64)
 
 
 def _product(axes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -14,15 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from scipy import sparse
-from scipy.special import ndtri
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.batch import Batch
 from pymc_ngvi.core.messages import NotApart
 from pymc_ngvi.core.sizes import CACHED
 from pymc_ngvi.core.types import Array, Bools, Indices, RowRules
-from pymc_ngvi.rows.expectation import Compiled, RowFunction, Taken
-from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction, densities, distinct, sampled
+from pymc_ngvi.rows.expectation import RowFunction, Taken
+from pymc_ngvi.rows.integrated import Integrated, TabulatedRowFunction
 from pymc_ngvi.rows.linear_map import Entries, EntriesAt, ManyMaps, Seen, Sparsity, symmetric
 from pymc_ngvi.rows.row_hessian import Scatter
 from pymc_ngvi.rows.separable import FAR, are_concave, derivatives_of, is_quadratic
@@ -200,16 +199,14 @@ class ManyRows:
         """Return some of them, in that order."""
         if len(which) == len(self) and (which == np.arange(len(self))).all():
             return self
-        functions = [self._some(f, which) for f in self.functions]
+        functions, starts = list[RowFunction](), self.slope.shape[1] * np.arange(len(which))
+        for function in self.functions:
+            per = len(function.index) // len(self)
+            index = (function.index[:per] + starts[:, None, None]).reshape(-1, function.k)
+            functions.append(function.some((per * which[:, None] + np.arange(per)).ravel(), index))
         return replace(
             self, maps=self.maps[which], functions=functions, slope=self.slope[which], constant=self.constant[which]
         )
-
-    def _some(self, function: RowFunction, which: Indices) -> RowFunction:
-        n, n_predictors = len(self), self.slope.shape[1]
-        per = len(function.index) // n
-        index = function.index[:per] + n_predictors * np.arange(len(which))[:, None, None]
-        return function.some((per * which[:, None] + np.arange(per)).ravel(), index.reshape(-1, function.k))
 
     @functools.cached_property
     def at(self) -> EntriesAt:
@@ -284,218 +281,6 @@ class ManyRows:
         return result
 
 
-# --- quantiles of densities that are known at points of a grid, many at a time ---
-
-_ROOT_2PI = float(np.sqrt(2.0 * np.pi))
-
-
-def quantiles(normals: Array, points: Array, density: Array, areas: Array) -> Array:
-    """Return where distributions have the probabilities that some numbers have under a standard normal.
-
-    Cubics between the points have the right values and slopes there. Probabilities are added up from either end, so
-    that both tails keep their digits. Beyond the points, quantiles stay at the first and last of these.
-    """
-    below, above = np.cumsum(areas, axis=0), np.cumsum(areas[::-1], axis=0)[::-1]
-    total = below[-1]
-    below, above = below[:-1], above[1:]
-    score = ndtri(np.minimum(below, above) / total)
-    score = np.where(below < above, score, -score)
-    slope = np.exp(-0.5 * score**2) * (total / _ROOT_2PI) / density
-    points = np.broadcast_to(points, score.shape)
-    return np.array([_near(normal, score, points, slope) for normal in normals])
-
-
-def _near(wanted: float, x: Array, y: Array, slope: Array) -> Array:
-    """Return y at a value of x, ascending along the first axis, by cubics from values and slopes at both ends."""
-    left = np.clip((x < wanted).sum(axis=0) - 1, 0, len(x) - 2)[None]
-    (x_left, x_right), (y_left, y_right), (first, last) = (
-        (np.take_along_axis(values, left, axis=0)[0], np.take_along_axis(values, left + 1, axis=0)[0])
-        for values in (x, y, slope)
-    )
-    width = x_right - x_left
-    part = np.clip((wanted - x_left) / width, 0.0, 1.0)
-    rest = 1.0 - part
-    ends = (1.0 + 2.0 * part) * rest**2 * y_left + (1.0 + 2.0 * rest) * part**2 * y_right
-    return ends + part * rest * width * (rest * first - part * last)
-
-
-# --- draws of effects that one row alone reads, given the predictors of their rows: many at a time ---
-# Given eta, what a row reads, v = eta + a z, has the density exp(f(v) - (v - eta)^2 / (2 a^2)). Rows with the same data
-# share this family of distributions, whatever the hyperparameters are: its quantiles are smooth functions of eta and of
-# log a, and stand on a lattice. Interpolated between its points, they make proposals whose density is known, and which
-# an independence sampler [1]_ corrects: what interpolation is off by, that is exact but for its square.
-#
-# References
-# ----------
-# .. [1] L. Tierney (1994). Markov chains for exploring posterior distributions. Annals of Statistics 22(4).
-#    https://doi.org/10.1214/aos/1176325750
-
-#: Distance between values of log a, and between quantiles, in standard deviations of a normal; how far these go.
-_OF_LOG, _OF_NORMAL, _FARTHEST = 0.2, 0.25, 5.0
-#: Values of eta, the numbers that are tried; error of interpolation in it, in standard deviations.
-_N_ETA, _ERROR = (33, 65, 129, 257), 0.05
-#: Part of their range by which values of eta go farther than they are asked for; part of them on each side that is far.
-_MARGIN, _RARE = 0.4, 1e-3
-#: Draws for each distribution from which on a lattice pays; numbers in it at most; distributions at a time.
-_PAYS, _MOST_NUMBERS, _DISTRIBUTIONS_AT_A_TIME = 100, 2**23, 2**12
-_NORMAL = _OF_NORMAL * np.arange(-round(_FARTHEST / _OF_NORMAL), round(_FARTHEST / _OF_NORMAL) + 1.0)
-
-
-class _Cells(NamedTuple):
-    """Where predictors are on the lattice: numbers of the first points, (n_points, n_rows), of two values of log a."""
-
-    first: Indices
-    second: Indices
-    part: Array
-    part_second: Array
-
-
-class OwnDraws:
-    """Draws effects of one kind of rows with one predictor."""
-
-    def __init__(self, function: Compiled) -> None:
-        self._function = function
-        self._data: list[Array] = []
-        self._lowest, self._step, self._n_eta = 0.0, 0.0, _N_ETA[0]
-        self._place: dict[int, int] = {}
-        self._quantiles = np.empty((0, 0, 0, len(_NORMAL)))
-
-    @np.errstate(all="ignore")
-    def drawn(
-        self, rng: np.random.Generator, eta: Array, data: list[Array], slope: Array, *, has_far: bool = True
-    ) -> Array:
-        """Return one draw of z for each predictor, (n_points, n_rows).
-
-        A few that are far out, at hyperparameters of next to no weight, may keep all off the lattice: then they are
-        drawn by themselves.
-        """
-        first, number = distinct(data, eta.shape[1])
-        some = [d if d.shape[1] == 1 else d[:, first] for d in data]
-        log_a = np.log(np.abs(slope[0])) / _OF_LOG
-        if not self._reaches(some, eta, log_a, len(first)):
-            direct, (low, high) = Integrated(self._function, 1).drawn, np.quantile(eta, (_RARE, 1.0 - _RARE))
-            is_far = ((eta < low) | (eta > high)).any(axis=0) | (not has_far)
-            if is_far.all():
-                return direct(rng, eta, *data, slope)
-            result, self._data = np.empty(eta.shape), []  # a lattice of the others alone
-            few, others = ([d[:, at] if d.shape[1] > 1 else d for d in (*data, slope)] for at in (is_far, ~is_far))
-            result[:, is_far] = direct(rng, eta[:, is_far], *few)
-            result[:, ~is_far] = self.drawn(rng, eta[:, ~is_far], others[:-1], others[-1], has_far=False)
-            return result
-        cells = self._cells(eta, number, log_a)
-
-        def proposed() -> tuple[Array, Array]:
-            v, log_density = self._proposed(rng, cells)
-            z, [of_row] = (v - eta) / slope, self._function(v, *data)
-            return z, of_row - 0.5 * z * z - log_density
-
-        return sampled(proposed, rng)
-
-    def _reaches(self, data: list[Array], eta: Array, log_a: Array, n: int) -> bool:
-        """See to it that the lattice holds some predictors; tell whether it does, and pays."""
-        lowest, highest = float(eta.min()), float(eta.max())
-        if not (np.isfinite(lowest) and np.isfinite(highest) and np.isfinite(log_a).all()):
-            return False
-        below = np.floor(log_a).astype(np.intp)
-        needed = np.union1d(below, below + 1)
-        if eta.size < _PAYS * n * len(needed):
-            return False
-        alike = len(self._data) == len(data) and all(map(np.array_equal, self._data, data))
-        if not alike or lowest < self._lowest or highest > self._lowest + self._step * (self._n_eta - 1):
-            margin = _MARGIN * (highest - lowest) + 1e-6
-            self._data, self._lowest, self._n_eta = data, lowest - margin, _N_ETA[0]
-            self._step = (highest - lowest + 2.0 * margin) / (self._n_eta - 1)
-            self._place = {}
-        return self._make(needed, n)
-
-    def _make(self, needed: Indices, n: int) -> bool:
-        """Find quantiles at some values of log a; tell whether predictors are close enough for these."""
-        missing = [k for k in needed.tolist() if k not in self._place]
-        while missing:
-            if (len(self._place) + len(missing)) * n * self._n_eta * len(_NORMAL) > _MOST_NUMBERS:
-                return False
-            numbers = np.array(missing)
-            eta = (self._lowest + self._step * np.arange(self._n_eta))[:, None]
-            new = np.empty((len(numbers), n, self._n_eta, len(_NORMAL)))
-            at_once = max(1, _DISTRIBUTIONS_AT_A_TIME // (n * self._n_eta))
-            for start in range(0, len(numbers), at_once):
-                a = np.exp(_OF_LOG * np.repeat(numbers[start : start + at_once], n))[None]
-                m = a.shape[1] // n
-                data = [np.tile(d, (1, m)) if d.shape[1] > 1 else d for d in self._data]
-                points = np.broadcast_to(eta, (self._n_eta, m * n))
-                v = eta[None] + a * _quantiles(*densities(self._function, points, data, a))
-                new[start : start + m] = v.transpose(2, 1, 0).reshape(m, n, self._n_eta, -1)
-            middle = new[:, :, 1::2]
-            at, one = (
-                len(_NORMAL) // 2,
-                round(1.0 / _OF_NORMAL),
-            )  # of quantiles: the median, and what an sd is beside it
-            sd = 0.5 * (middle[..., at + one] - middle[..., at - one])
-            apart = np.abs(middle - 0.5 * (new[:, :, :-1:2] + new[:, :, 2::2])) / sd[..., None]
-            if np.nanmax(apart) < 4.0 * _ERROR:  # a quarter of it is left between points
-                kept = self._quantiles[: len(self._place)] if self._place else new[:0]
-                self._quantiles = np.concatenate([kept, new])
-                self._place |= {k: len(kept) + i for i, k in enumerate(missing)}
-                return bool(np.isfinite(new).all())
-            if self._n_eta == _N_ETA[-1]:
-                return False
-            self._step, self._n_eta = 0.5 * self._step, 2 * self._n_eta - 1
-            self._place, missing = {}, needed.tolist()
-        return True
-
-    def _cells(self, eta: Array, number: Indices, log_a: Array) -> _Cells:
-        shape = self._quantiles.shape
-        at = (eta - self._lowest) / self._step
-        left = np.minimum(at.astype(np.intp), self._n_eta - 2)
-        below = np.floor(log_a).astype(np.intp)
-        lowest = int(below.min())
-        places = np.full(int(below.max()) - lowest + 2, -1, dtype=np.intp)
-        for k, place in self._place.items():
-            if 0 <= k - lowest < len(places):
-                places[k - lowest] = place
-        first, second = (
-            ((places[below - lowest + up] * shape[1] + number) * shape[2] + left) * shape[3] for up in (0, 1)
-        )
-        return _Cells(first, second, at - left, np.broadcast_to(log_a - below, eta.shape))
-
-    def _proposed(self, rng: np.random.Generator, cells: _Cells) -> tuple[Array, Array]:
-        """Return draws of v, and their log densities but for a constant."""
-        normal = np.clip(rng.standard_normal(cells.first.shape), _NORMAL[0], _NORMAL[-1])
-        at = (normal - _NORMAL[0]) / _OF_NORMAL
-        left = np.minimum(at.astype(np.intp), len(_NORMAL) - 2)
-        known, ends = self._quantiles.ravel(), []
-        for end in (0, 1):
-            found = []
-            for start in (cells.first, cells.second):
-                corner = start + left
-                corner += end
-                below = known.take(corner)
-                corner += len(_NORMAL)
-                above = known.take(corner)
-                above -= below
-                above *= cells.part
-                above += below
-                found.append(above)
-            found[1] -= found[0]
-            found[1] *= cells.part_second
-            found[1] += found[0]
-            ends.append(found[1])
-        ends[1] -= ends[0]
-        at -= left
-        normal *= normal
-        normal *= -0.5
-        normal -= np.log(ends[1])
-        return ends[0] + at * ends[1], normal
-
-
-def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:
-    """Return the quantiles of distributions at those of a normal, (n_quantiles, n_points, n_rows); see `densities`."""
-    # Between two nodes: the integral of a cubic through these and the ones beside them.
-    per_node = density * slope
-    areas = 13.0 * (per_node[1:-2] + per_node[2:-1]) - per_node[:-3] - per_node[3:]
-    return quantiles(_NORMAL, z[2:-2], density[2:-2], np.maximum(areas * (spacing / 24.0), np.finfo(np.float64).tiny))
-
-
 # --- rows at many values in which effects that one row alone reads are integrated out ---
 
 
@@ -527,15 +312,7 @@ class ManyRowsLeft(ManyRows):
 
     def drawn_inside(self, x: Array, rng: np.random.Generator) -> Array:
         """Return draws of all that is not given, (n, n_inside, m), given those that are left, (n, n_dim, m)."""
-        draws = iter(self.narrowing.draws)
-
-        def drawn(function: Integrated, points: list[Array], data: list[Array]) -> Array:
-            of_group = next(draws)
-            if len(points) > 1:
-                return function.drawn(rng, *points, *data)
-            return of_group.drawn(rng, points[0], data[:-1], data[-1])
-
-        return self._completed(x, drawn)
+        return self._completed(x, lambda function, points, data: function.drawn(rng, *points, *data))
 
     def completed(self, x: Array, z: Array) -> Array:
         """Return the same with effects as some standard normals, (n, n_effects, m), have them."""
@@ -549,19 +326,14 @@ class ManyRowsLeft(ManyRows):
         eta = (self.maps.offset[:, :, None] + self.maps.times(x)).reshape(-1, m)
         result = np.empty((n, self.narrowing.n_inside, m))
         result[:, self.narrowing.kept] = x
-        for effects, function, group, of_prior in self._each():
+        groups = zip(self.own, self.narrowing.effects.groups, self.narrowing.groups, self.functions, strict=False)
+        for effects, group, map_, function in groups:
             assert isinstance(function.function, Integrated)
             points = [np.ascontiguousarray(eta[at].T) for at in function.index.T]
             z = normals(function.function, points, function.data).reshape(m, n, -1).transpose(1, 2, 0)
-            moved = effects.mean[:, :, None] + effects.sd[:, :, None] * z - eta.reshape(n, -1, m)[:, of_prior]
+            moved = effects.mean[:, :, None] + effects.sd[:, :, None] * z - eta.reshape(n, -1, m)[:, map_.p]
             result[:, group.coordinates] = moved / effects.ratio[:, :, None]
         return result
-
-    def _each(self) -> Iterator[tuple[_OwnEffects, RowFunction, OwnGroup, Indices]]:
-        """Yield the effects of each group, their rows, and the predictors of their priors."""
-        groups = self.narrowing.effects.groups
-        of_priors = (map_.p for map_ in self.narrowing.groups)
-        return zip(self.own, self.functions[: len(groups)], groups, of_priors, strict=True)
 
 
 class Narrowing:
@@ -574,7 +346,6 @@ class Narrowing:
         self._apart = _Apart(sparsity, columns, effects.coordinates)
         sparsity, columns = self._apart.sparsity, self._apart.columns
         self._counts = [len(rows.index) for rows in functions]
-        self.draws = [OwnDraws(functions[group.kind].function) for group in effects.groups]
         self.groups = [_GroupMap(group, functions, sparsity) for group in effects.groups]
         d = sparsity.n_dim
         left = np.concatenate([self.kept, np.arange(self.n_inside, d)])  # sums over many coordinates come last

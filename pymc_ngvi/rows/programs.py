@@ -13,7 +13,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from scipy import special
 
 from pymc_ngvi.core import scalars
-from pymc_ngvi.core.messages import Reason, RefusedFor
+from pymc_ngvi.core.messages import Refused
 from pymc_ngvi.core.types import AnyArray
 
 # --- straight lines of scalar operations: values that can be compared, kept, differentiated, and evaluated ---
@@ -102,6 +102,11 @@ def _div(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
         return d[0] / args[1]
     of_divisor = y * d[1]
     return (-of_divisor if d[0] is None else d[0] - of_divisor) / args[1]
+
+
+def _clip(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    x, low, high = args
+    return x.to("lt", low).to("switch", d[1], x.to("gt", high).to("switch", d[2], d[0]))
 
 
 # --- incomplete beta and gamma functions ---
@@ -246,13 +251,7 @@ OPERATIONS: dict[str, Operation] = {
     "switch": Operation(np.where, tangent=lambda y, args, d: args[0].to("switch", d[1], d[2]), writes=False),
     "maximum": Operation(np.maximum, tangent=lambda y, args, d: args[0].to("ge", args[1]).to("switch", d[0], d[1])),
     "minimum": Operation(np.minimum, tangent=lambda y, args, d: args[0].to("le", args[1]).to("switch", d[0], d[1])),
-    "clip": Operation(
-        scalars.clip,
-        tangent=lambda y, args, d: args[0].to("lt", args[1]).to(
-            "switch", d[1], args[0].to("gt", args[2]).to("switch", d[2], d[0])
-        ),
-        writes=False,
-    ),
+    "clip": Operation(scalars.clip, tangent=_clip, writes=False),
     # conditions, and what is piecewise constant
     "lt": _condition(np.less),
     "gt": _condition(np.greater),
@@ -391,10 +390,8 @@ class OnNumPy:
 # --- the writer of programs ---
 
 
-class CannotFollow(RefusedFor):
+class CannotFollow(Refused):
     """An operation is not known, or has no derivative."""
-
-    reason = Reason.NO_RULE
 
 
 @dataclass(frozen=True, eq=False)
@@ -573,16 +570,11 @@ _OF_A_KIND: dict[str, Callable[[float], bool]] = {
 }
 
 
-def _by_operation() -> dict[str, list[tuple[list[tuple[Form, ...]], Form]]]:
-    """Return the arguments that fit, in any order that counts for the same, and what is written, by operation."""
-    result: dict[str, list[tuple[list[tuple[Form, ...]], Form]]] = {}
-    for (name, *args), form in _SIMPLER:
-        orders = [tuple(args), tuple(args[::-1])] if name in ("add", "mul") else [tuple(args)]
-        result.setdefault(name, []).append((orders, form))
-    return result
-
-
-_SIMPLER_BY_NAME = _by_operation()
+#: The arguments that fit, in any order that counts for the same, and what is written, by operation.
+_SIMPLER_BY_NAME: dict[str, list[tuple[list[list[Form]], Form]]] = {}
+for (_name, *_args), _form in _SIMPLER:
+    _orders = [_args, _args[::-1]] if _name in ("add", "mul") else [_args]
+    _SIMPLER_BY_NAME.setdefault(_name, []).append((_orders, _form))
 
 
 def _simpler(writer: Writer, name: str, args: Sequence[Written]) -> Written | None:
@@ -697,12 +689,10 @@ def _separated(writer: Writer, value: Written, first: set[int]) -> list[Product]
     if name not in ("add", "sub", "neg", "mul", "div") or any(part is None for part in parts):
         return None
     found = [part for part in parts if part is not None]
-    if name == "neg":
-        return [(-one, other) for one, other in found[0]]
-    if name == "add":
-        return found[0] + found[1]
-    if name == "sub":
-        return found[0] + [(-one, other) for one, other in found[1]]
+    if name in ("neg", "sub"):
+        found[-1] = [(-one, other) for one, other in found[-1]]
+    if name in ("neg", "sub", "add"):
+        return [product for part in found for product in part]
     if name == "mul":
         pairs = list(product(*found))
         return [(a[0] * b[0], a[1] * b[1]) for a, b in pairs] if len(pairs) <= _MOST else None

@@ -15,7 +15,7 @@ from pymc_ngvi.core.messages import OtherForm, TooDenseError
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.sizes import AT_ONCE, HELD
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, Dependence, Ints, Pairs
-from pymc_ngvi.core.types import Array, MeanHessian, Rooted, Whitener
+from pymc_ngvi.core.types import Array, GaussianState, MeanHessian
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, row_slices
 from pymc_ngvi.rows.linear_map import LinearMap, consecutive
 
@@ -26,19 +26,11 @@ from pymc_ngvi.rows.linear_map import LinearMap, consecutive
 _ROUNDING = 1e-8
 
 
-#: What has ``pattern`` and ``summed``: these of a Hessian, known or found when they are asked for.
-type Patterns = Any
-
-
-class Known(NamedTuple):
-    """Patterns that are known."""
+class Patterns(NamedTuple):
+    """Those of a Hessian, where they are known."""
 
     pattern: Pattern | None = None
     summed: SummedPattern | None = None
-
-
-#: Of a Hessian of which no entries will be asked.
-NO_PATTERNS = Known()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,31 +41,31 @@ class PredictorMeanHessian(MeanHessian):
     linear: LinearMap
     #: M; shape (n_predictors, n_predictors).
     matrix: sparse.csr_array
-    #: Entries that `values` and `summed_values` return; asked only where one of these is.
-    entries: Patterns = NO_PATTERNS
+    #: Entries that `values` and `summed_values` return; asked only where one of these is. What finds them, or
+    #: `Patterns`; None where none will be asked.
+    entries: Any = None
 
     @property
     def pattern(self) -> Pattern | None:
         """Entries that `values` returns; None where the matrix counts as dense."""
-        return self.entries.pattern
+        return None if self.entries is None else self.entries.pattern
 
     @property
     def summed(self) -> SummedPattern | None:
         """Entries that `summed_values` returns; None where there are no sums over many coordinates."""
-        return self.entries.summed
+        return None if self.entries is None else self.entries.summed
 
     @functools.cached_property
     def _dense(self) -> Array:
         return self.linear.quadratic(self.matrix)
 
-    def whitened(self, state: Whitener) -> Array:
+    def whitened(self, state: GaussianState) -> Array:
         """Return the whitened curvature, as a state stores it."""
-        if not isinstance(state, Rooted):
+        root = getattr(state, "root", None)  # C as a dense matrix, of a family that has it
+        if root is None or np.count_nonzero(root) > len(root):
             return super().whitened(state)
-        scale = np.diagonal(state.root)
-        if np.count_nonzero(state.root) == len(scale):  # coordinates that are independent
-            return -scale[:, None] * self._dense * scale
-        return super().whitened(state)
+        scale = np.diagonal(root)  # coordinates are independent
+        return -scale[:, None] * self._dense * scale
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""

@@ -9,7 +9,6 @@ from scipy import integrate, optimize, special
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.rows_given import latent_rows
 from pymc_ngvi.rows.integrated import Integrated
-from pymc_ngvi.rows.many import OwnDraws
 
 SCALES = (0.0, 0.01, 0.3, 1.0, 5.0)
 PREDICTORS = np.array([-8.0, -2.0, 0.0, 1.0, 4.0, 9.0])
@@ -91,29 +90,28 @@ def test_far_from_its_mode_a_row_is_minus_infinity_or_right():
 
 @pytest.mark.parametrize("scale", [0.05, 0.7, -2.0])
 def test_draws_of_many_rows_have_the_distribution_of_the_effect_given_its_row(scale):
-    """Uniform values of distribution functions, two rows with the same data, one with others; scales in between two."""
+    """Uniform values of distribution functions, at equal predictors and at predictors with others in between."""
     n, y, eta, a = 20_000, np.array([[0.0, 0.0, 12.0]]), np.array([0.5, -1.5, 2.0]), scale * np.array([1.0, 1.13, 1.0])
-    draws = OwnDraws(poisson)
+    at = np.arange(4 * n) % 4 > 0
     for seed in (1, 2):
         rng = np.random.default_rng(seed)
-        z = draws.drawn(rng, np.tile(eta, (n, 1)), [y], a[None])
+        predictors = np.tile(eta, (4 * n, 1))
+        predictors[at] += rng.uniform(-2.0, 2.0, (3 * n, 1))
+        z = Integrated(poisson, 1).drawn(rng, predictors, y, a[None])[~at]
         for k in range(3):
             grid = np.linspace(-10.0, 10.0, 20_001)
             density = np.exp(poisson(eta[k] + a[k] * grid, y[0, k])[0] - 0.5 * grid**2)
             reached = (np.cumsum(density) - 0.5 * density) / density.sum()
             apart = np.abs(np.interp(np.sort(z[:, k]), grid, reached) - (np.arange(n) + 0.5) / n).max()
             assert apart < 0.0135
-    assert draws._place  # the lattice serves
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_predictor_far_out_keeps_no_others_off_the_lattice(seed):
-    """It comes of hyperparameters far out, is drawn by itself, and is right, too."""
+def test_draws_with_a_predictor_far_out_are_right(seed):
+    """It comes of hyperparameters far out."""
     eta, a, n = np.append(np.tile([0.5, -1.5], 1_000), -60.0), np.append(np.full(2_000, 0.7), 25.0), 16
-    draws = OwnDraws(poisson)
-    z = draws.drawn(np.random.default_rng(seed), np.tile(eta, (n, 1)), [np.zeros((1, len(eta)))], a[None])
-    assert draws._lowest > -10.0
-    assert draws._place
+    y, rng = np.zeros((1, len(eta))), np.random.default_rng(seed)
+    z = Integrated(poisson, 1).drawn(rng, np.tile(eta, (n, 1)), y, a[None])
     for of, of_eta, of_a in ((z[:, :-1:2], 0.5, 0.7), (z[:, -1:], -60.0, 25.0)):
         grid = np.linspace(-10.0, 10.0, 20_001)
         density = np.exp(poisson(of_eta + of_a * grid, 0.0)[0] - 0.5 * grid**2)

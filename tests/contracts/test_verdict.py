@@ -86,7 +86,7 @@ def test_a_verdict_is_one_of_five():
     assert replace(TREES, found=(lacks,)).word == "reliable"
     cured = Verdict(found=(bad._replace(cure="Do this."), bad._replace(cure="Do this.")))
     assert str(cured) == "Not reliable, because x is off; x is off. Do this."
-    assert cured.reasons == ["X is off. Do this."] * 2
+    assert [str(condition) for condition in cured.failed] == ["X is off. Do this."] * 2
 
 
 def test_few_of_the_draws_know_little_of_what_is_missed():
