@@ -1,8 +1,5 @@
 """Models in shards for the tests, importable by worker processes."""
 
-import os
-import signal
-
 import numpy as np
 import pymc as pm
 
@@ -52,17 +49,3 @@ def grouped(rows=slice(None)):
 def of_rows(make):
     """Return what builds the shards of a model."""
     return lambda key: make(rows_of(key))
-
-
-def killing(folder):
-    """Return what builds shards, and kills its process the first time that the third one is evaluated."""
-
-    def build(key):
-        model = logistic(rows_of(key))
-        flag = folder / "killed"
-        if key == 2 and not flag.exists():
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return model
-
-    return build

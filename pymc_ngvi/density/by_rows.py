@@ -4,19 +4,19 @@ import contextlib
 import functools
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
 from pymc_ngvi.core.messages import NotApart, Refused, RowsGivenUp, logger
 from pymc_ngvi.core.pattern import Pattern, SummedPattern, is_dense
-from pymc_ngvi.core.sparsity import Dependence, Ints
-from pymc_ngvi.core.types import Array, Bools, RowRules, Spread
+from pymc_ngvi.core.sparsity import Ints
+from pymc_ngvi.core.types import Array, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations, Pointwise, SeenFromRows, seen_from_rows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, RowsFound
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.reading.predictors import DataSeen, Reading, Role, Rows, is_smooth
+from pymc_ngvi.reading.predictors import DataSeen, Reading, Role, is_smooth
 from pymc_ngvi.rows.linear_map import Seen
 from pymc_ngvi.rows.row_hessian import (
     FEW_PREDICTORS,
@@ -291,56 +291,17 @@ class ByRows:
         return None if pattern is None or weights is None else SummedPattern(pattern, weights)
 
 
-# --- what the rows of a model are: of which of its variables, and functions of what. For people to read ---
+# --- what the rows of a model are: of which of its variables. For people to read ---
 
 
 @dataclass(frozen=True, eq=False)
-class PredictorKind:
-    """One of the predictors of each row of a kind.
-
-    Parameters
-    ----------
-    depends : Dependence
-        On which coordinates that of each row depends, (n_rows,).
-    number : ndarray of int, shape (n_rows,)
-        Which of all predictors it is.
-    is_coordinate : bool
-        Whether it is a coordinate itself, and no linear combination.
-    """
-
-    depends: Dependence
-    number: Ints
-    is_coordinate: bool
-
-    @functools.cached_property
-    def coordinates(self) -> Ints:
-        """Coordinates that any row's depends on, ascending."""
-        return np.unique(self.depends.sets[np.unique(self.depends.index)].indices)
-
-
-@dataclass(frozen=True, eq=False)
-class RowKind:
-    """Rows that are the same function of different predictors.
-
-    Parameters
-    ----------
-    variable : str
-        The one of the model whose log density they are of.
-    role : {"observed", "prior", "potential"}
-    predictors : tuple of PredictorKind
-    n_directions : int
-        In how many directions the function varies.
-    """
+class RowsOf:
+    """Rows of the log density of a variable, and the numbers of the predictors that they are functions of."""
 
     variable: str
     role: Role
-    predictors: tuple[PredictorKind, ...]
-    n_directions: int
-
-    @property
-    def n(self) -> int:
-        """Rows."""
-        return len(self.predictors[0].number)
+    n: int
+    predictors: Ints
 
 
 @dataclass(frozen=True)
@@ -358,30 +319,21 @@ class ModelRows:
 
     Parameters
     ----------
-    kinds : tuple of RowKind
+    parts : tuple of RowsOf
         Those of observed variables first.
     rest : tuple of NoRows
         Variables with parts that are no rows.
-    n_dim : int
-        Coordinates.
-    n_linear, n_entries : int
-        Rows and entries of X, where predictors that are no coordinates themselves are an offset plus X theta.
     why_not : str
         Why no expectations are taken by rows, where they are not; empty where they are.
     """
 
-    kinds: tuple[RowKind, ...] = ()
+    parts: tuple[RowsOf, ...] = ()
     rest: tuple[NoRows, ...] = ()
-    n_dim: int = 0
-    n_linear: int = 0
-    n_entries: int = 0
     why_not: str = ""
 
     def beside(self, other: "ModelRows") -> "ModelRows":
         """Return these, and those of another part of log p."""
-        kinds, rest, why_not = self.kinds + other.kinds, self.rest + other.rest, self.why_not or other.why_not
-        n_linear, n_entries = self.n_linear + other.n_linear, self.n_entries + other.n_entries
-        return ModelRows(_in_order(kinds), rest, self.n_dim, n_linear, n_entries, why_not)
+        return ModelRows(_in_order(self.parts + other.parts), self.rest + other.rest, self.why_not or other.why_not)
 
 
 def described_rows(graphs: FlatGraphs, by_rows: ByRows) -> ModelRows:
@@ -390,47 +342,17 @@ def described_rows(graphs: FlatGraphs, by_rows: ByRows) -> ModelRows:
     if reading is None:
         return ModelRows(why_not=by_rows.why_not)
     try:
-        depends, is_coordinate = reading.predictors.dependence, reading.predictors.are_coordinates
-        kinds: list[RowKind] = []
-        rest: list[NoRows] = []
+        parts, rest = list[RowsOf](), list[NoRows]()
         for part, factor in enumerate(graphs.factors):
-            of_part, why = reading.terms.of_part(part)
-            kinds += _united([_kind(factor.name, factor.role, rows, depends, is_coordinate) for rows in of_part])
+            kinds, why = reading.terms.of_part(part)
+            if n := sum(len(rows.index) for rows in kinds):
+                numbers = np.unique(np.concatenate([rows.index.ravel() for rows in kinds]))
+                parts.append(RowsOf(factor.name, factor.role, n, numbers))
             rest += [NoRows(factor.name, factor.role, reason) for reason in why[:1]]
-        slots = [p.number for kind in kinds for p in kind.predictors if not p.is_coordinate]
-        used = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *slots]))
-        n_entries = int(np.diff(depends.sets.indptr)[depends.index[used]].sum())
-        found = ModelRows(_in_order(kinds), tuple(rest), graphs.layout.n_dim, len(used), n_entries)
+        return ModelRows(_in_order(parts), tuple(rest), by_rows.why_not)
     except NotApart:  # with sums over many coordinates, rows may be too wide to be told of
-        found = ModelRows()
-    return replace(found, why_not=by_rows.why_not)
+        return ModelRows(why_not=by_rows.why_not)
 
 
-def _in_order(kinds: Iterable[RowKind]) -> tuple[RowKind, ...]:
-    return tuple(sorted(kinds, key=lambda kind: ("observed", "potential", "prior").index(kind.role)))
-
-
-def _kind(name: str, role: Role, rows: Rows, depends: Dependence, is_coordinate: Bools) -> RowKind:
-    slots = [
-        PredictorKind(Dependence(depends.sets, depends.index[at]), at, bool(is_coordinate[at].all()))
-        for at in rows.index.T
-    ]
-    slots.sort(key=lambda slot: (slot.is_coordinate, slot.coordinates[:1].tolist()))
-    return RowKind(name, role, tuple(slots), rows.n_directions)
-
-
-def _united(kinds: list[RowKind]) -> list[RowKind]:
-    """Put rows together that have as many predictors of the same kinds, and were found apart."""
-    alike: dict[tuple[object, ...], list[RowKind]] = {}
-    for kind in kinds:
-        key = (kind.n_directions, *((p.is_coordinate, p.coordinates.tobytes()) for p in kind.predictors))
-        alike.setdefault(key, []).append(kind)
-    united = []
-    for group in alike.values():
-        slots = []
-        for same in zip(*(kind.predictors for kind in group), strict=True):
-            index = np.concatenate([p.depends.index for p in same])
-            number = np.concatenate([p.number for p in same])
-            slots.append(replace(same[0], depends=Dependence(same[0].depends.sets, index), number=number))
-        united.append(replace(group[0], predictors=tuple(slots)))
-    return united
+def _in_order(parts: Iterable[RowsOf]) -> tuple[RowsOf, ...]:
+    return tuple(sorted(parts, key=lambda part: ("observed", "potential", "prior").index(part.role)))

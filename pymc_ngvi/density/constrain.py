@@ -326,8 +326,8 @@ def _predictors(density: ModelDensity) -> tuple[LinearMap, Indices] | None:
         return None
     linear = rows.linear_map.plain
     entries = np.count_nonzero(linear.dense, axis=1) + np.diff(linear.rest.indptr)
-    kinds = described.kinds if (described := density.described_rows()) is not None else ()
-    numbers = [p.number for kind in kinds if kind.role != "prior" for p in kind.predictors]
+    parts = described.parts if (described := density.described_rows()) is not None else ()
+    numbers = [part.predictors for part in parts if part.role != "prior"]
     is_looked_at = np.zeros(len(entries), dtype=bool)
     is_looked_at[np.concatenate([np.empty(0, dtype=np.intp), *numbers])] = True
     several = np.flatnonzero((entries > 1) & is_looked_at)

@@ -18,8 +18,8 @@ from pymc_ngvi.marginal.integral import N_COMPARED, ROUGH, NothingInside, TreeIn
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState, by_neighbours
 from pymc_ngvi.marginal.proposals import PROFILE, StudentMixture, mixture_of
-from pymc_ngvi.marginal.quadrature import MOST_PLAIN, Centres, Forest, find_forest
-from pymc_ngvi.marginal.sampler import CHEAP, EFFECTIVE, MOST, MOST_SURE, Ratios, Sampler, size_wanted
+from pymc_ngvi.marginal.quadrature import MOST_PLAIN, Centres, Forest, PathRule, find_forest
+from pymc_ngvi.marginal.sampler import EFFECTIVE, MOST, MOST_SURE, Ratios, Sampler, climbs_profiles, size_wanted
 from pymc_ngvi.marginal.trees import IntegratedTrees, pool_of
 
 #: Globals up to which a regression is sampled: it has no thin bent tails; with few events, all of 16 to 41 were right.
@@ -33,14 +33,12 @@ _EVEN = 0.002
 _SCALES, _OF_LOOK, _MOST_WEIGHED = (1.0, 1.0, 0.1, 3.0, 10.0), 0.05, 16_384
 #: Of these, the heaviest ones from which log p is climbed; degrees of freedom that make a Gaussian of a Student t.
 _N_CLIMBS, _GAUSSIAN = 4, 1e6
-#: How often log m is evaluated at globals, in the mean: by more nodes, or about better centres.
-_AGAIN = 1.5
-#: And as many times where tails are heavy, whose centres take more corrections.
-_OF_HEAVY = 1.9
+#: How often log m is evaluated at globals, in the mean; part of the values about centres that are corrected.
+_AGAIN, _CORRECTED = 1.5, 0.25
+#: Gradients that each point of a profile takes beside trees: logarithms of scales have tails that bend.
+_OF_PROFILES = 4.0
 #: Draws of many globals, over those that are kept: others teach proposals.
 _OF_MANY = 8.0
-#: Rows that moments of a local coordinate take as long as, for each two levels.
-_ROWS_OF_LOCAL = 5
 
 
 def forest_of(density: ModelDensity) -> Forest:
@@ -130,13 +128,21 @@ def seconds_of_node(forest: Forest, density: ModelDensity, *, by_rows: bool = Tr
     rows = density.by_rows.found if by_rows and forest.n_local else None
     if rows is None or not rows.n_rows:
         return density.value_seconds
-    return prices.of_node(rows.n_rows + _ROWS_OF_LOCAL * forest.n_levels**2 * forest.n_local)
+    return prices.of_node(rows.n_rows)
 
 
-def n_values(n_globals: int, seconds_of_value: float) -> float:
+def nodes_of_value(rule: PathRule) -> float:
+    """Return how many nodes a value of log m takes, with those of the rule by which centres are corrected."""
+    return len(rule.nodes) + _CORRECTED * len(rule.sure.nodes)
+
+
+def n_values(forest: Forest, seconds_of_value: float) -> float:
     """Return at how many globals log m is evaluated, about: along lines, and at draws; some more than once."""
-    n_draws = size_wanted(n_globals, seconds_of_value) / EFFECTIVE
-    return _AGAIN * (len(PROFILE) * n_globals + (n_draws if n_globals <= MOST_SURE else _OF_MANY * n_draws))
+    p = forest.n_globals
+    n_draws = size_wanted(p, seconds_of_value) / EFFECTIVE
+    n_gradients = _OF_PROFILES if forest.n_local and climbs_profiles(p, seconds_of_value) else 0.0
+    n_of_lines = len(PROFILE) * p * (1.0 + n_gradients * 2 * p)
+    return _AGAIN * (n_of_lines + (n_draws if p <= MOST_SURE else _OF_MANY * n_draws))
 
 
 def exact_posterior(
@@ -149,7 +155,7 @@ def exact_posterior(
     *,
     of_other_data: bool = False,
 ) -> PoolState:
-    """Return the exact posterior; ``expect`` is told how many nodes are to be evaluated, at all globals together.
+    """Return the exact posterior; ``expect`` is told how long that takes.
 
     It begins from a Gaussian fit, which may be one to other data: then modes of log m are climbed to from there.
     """
@@ -187,18 +193,18 @@ def integrated(
     modes: tuple[GaussianState, ...] = (),
 ) -> IntegratedTrees:
     """Sample the globals, about a Gaussian of these and other starts, as they are divided; a node takes ``each`` s."""
-    p, each = len(start), each * (1 if quadrature is None else len(quadrature.rule.nodes))
+    p, each = len(start), each * (1 if quadrature is None else nodes_of_value(quadrature.rule))
     wanted, most = size_wanted(p, each) if is_at_mode or not forest.n_local else 0.0, MOST
     if quadrature is None:
         inside: NothingInside | TreeInside = NothingInside(fitted.logp)
         most = int(min(most, prices.left() / each))
     else:
         inside = TreeInside(quadrature, divided)
-        expect(_OF_HEAVY * n_values(p, each) * len(quadrature.rule.nodes))
+        expect(n_values(forest, each) * each)
         most = min(most, max(_N_WEIGHED, HELD // (forest.n_local * (2 + forest.n_levels))))
     sampler = Sampler(
         inside, start, np.sqrt(np.diag(cov)), seed,
-        wanted=wanted, most=most, n_draws=1, is_cheap=each < CHEAP, cov=cov, is_at_mode=is_at_mode, others=others,
+        wanted=wanted, most=most, n_draws=1, seconds=each, cov=cov, is_at_mode=is_at_mode, others=others,
         look=look,
     )  # fmt: skip
     draws, elsewhere = sampler.run(), 0.0

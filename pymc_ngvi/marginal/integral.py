@@ -120,21 +120,22 @@ class TreeIntegral:
         self, part: SomeBlocks, g: Array, about: Centres, size: int
     ) -> tuple[Integral, Centres, Array, Bools]:
         """Return the integrals of some blocks, their centres, skewness, and which of them are lost."""
-        rule = self.rule.sure
-        wider_size = max(1, size * len(self.rule.nodes) // len(rule.nodes))
         one, found, pending = _about(part, self.rule, g, about, size)
         of_blocks, skew = one.of_blocks, one.shape.skew
+        rule = self.rule  # mostly, the first correction by it is enough
         for _ in range(_MOST_CORRECTIONS - 1):
             left = np.flatnonzero(pending.any(axis=1))
             if not len(left):
                 break
-            again, better, still = _about(part, rule, g[left], found[left], wider_size)
+            again, better, still = _about(part, rule, g[left], found[left], size)
             blocks = pending[left]
             of_blocks[left] = np.where(blocks, again.of_blocks, of_blocks[left])
             places = blocks[:, part.forest.block]
             skew[left] = np.where(places, again.shape.skew, skew[left])
             found = found.replaced(left, better, places)
             pending[left] = blocks & still
+            size = max(1, size * len(rule.nodes) // len(rule.sure.nodes))
+            rule = rule.sure
         return one._replace(of_blocks=of_blocks), found, skew, pending
 
     # --- where nodes are put at first ---

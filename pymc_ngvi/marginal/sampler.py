@@ -275,7 +275,7 @@ def _updated(inverse: Array, step: Array, change: Array) -> Array:
 _OF_ONE, _MORE_SIZE, MOST = 75.0, 20.0, 16_000
 #: Seconds that values beyond these may take, up to the size of a sample; seconds of a value that are next to none; part
 #: of the values that is effective, about.
-_SECONDS, CHEAP, EFFECTIVE = 0.2, 6e-4, 0.6
+_SECONDS, _CHEAP, EFFECTIVE = 0.2, 6e-4, 0.6
 #: Values of the first round, and for each coordinate; of a round at most; rounds at most, and how often many
 #: coordinates are drawn afresh, or profiles looked at.
 FIRST, _FIRST_OF_EACH, _MOST_IN_ROUND, _MOST_ROUNDS, _MOST_AGAIN = 64, 14, 2_048, 12, 3
@@ -337,6 +337,13 @@ def size_asked(n_outside: int) -> float:
 def size_wanted(n_outside: int, seconds_of_value: float = np.inf) -> float:
     """Return the effective size that is looked for: more where values cost little."""
     return max(size_asked(n_outside) + _MORE_SIZE, min(_SECONDS / seconds_of_value, N_PREDICTED))
+
+
+def climbs_profiles(n_outside: int, seconds_of_value: float) -> bool:
+    """Tell whether profiles are climbed from: two gradients at all points, by differences, take next to no time."""
+    n_differences = 2 * len(PROFILE) * n_outside**2
+    is_quick = seconds_of_value < min(_CHEAP, 0.5 * _SECONDS / n_differences)
+    return 1 < n_outside <= _MOST_CLIMBED and is_quick
 
 
 class Hopeless(Unavailable):
@@ -502,7 +509,7 @@ class Sampler:
         wanted: float = 0.0,
         most: int = MOST,
         n_draws: int = N_DRAWS,
-        is_cheap: bool = False,
+        seconds: float = np.inf,
         cov: Array | None = None,
         is_at_mode: bool = True,
         others: Sequence[Array] = (),
@@ -517,7 +524,7 @@ class Sampler:
         #: Components at several modes.
         self._of_modes: StudentMixture | None = None
         self._rng, self._wanted = np.random.default_rng(seed), wanted or size_wanted(len(start))
-        self._most, self._n_draws, self._is_cheap = most, n_draws, is_cheap
+        self._most, self._n_draws, self._seconds, self._is_cheap = most, n_draws, seconds, seconds < _CHEAP
         self._df, self._least_size = max(LEAST_DF, float(len(start))), max(_PER_DIM * len(start), 25.0)
         least = SLIGHT if len(start) <= MOST_SURE else _OF_MANY
         self._most_sd_error = max(least, _THICKER / np.sqrt(2.0 * self._wanted))
@@ -533,7 +540,7 @@ class Sampler:
         p = len(self._start)
         proposal, margins = self._first()
         best, n, total = (0.0, proposal), self._n_first, 0
-        n_looks = _MOST_AGAIN if self._is_cheap and 1 < p <= _MOST_CLIMBED else 0
+        n_looks = _MOST_AGAIN if climbs_profiles(p, self._seconds) else 0
         for _ in range(_MOST_ROUNDS):
             self._draw(proposal, n)
             draws, part = self._pooled(), self.efficiency()

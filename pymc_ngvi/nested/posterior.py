@@ -36,7 +36,6 @@ from pymc_ngvi.marginal.pooled import (
     has_light_tail,
 )
 from pymc_ngvi.marginal.sampler import (
-    CHEAP,
     EFFECTIVE,
     FIRST,
     MOST,
@@ -442,7 +441,7 @@ def _sampled(
         sampler = Sampler(
             inside, at, scale, seed,
             wanted=wanted, most=most, n_draws=n_draws, cov=cov,
-            is_at_mode=False, is_cheap=each < CHEAP,
+            is_at_mode=False, seconds=each,
         )  # fmt: skip
         draws = sampler.run()
         return Exploration(inside.weighted(draws), draws.lost, draws.moved)

@@ -19,7 +19,7 @@ from pymc_ngvi.density.constrain import Constrainer, Functionals, functionals_of
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.fitting.modes import Mode, ModeSearch, abouts, climbed, is_flat
 from pymc_ngvi.fitting.record import spared
-from pymc_ngvi.marginal.exact import exact_posterior, forest_of, n_values, seconds_of_node
+from pymc_ngvi.marginal.exact import exact_posterior, forest_of, n_values, nodes_of_value, seconds_of_node
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.quadrature import MOST_PLAIN, Forest, references
 from pymc_ngvi.marginal.sampler import MOST_VARIANCE
@@ -134,19 +134,17 @@ class TreeKind(PosteriorKind[Forest]):
         """Return what it takes."""
         each = seconds_of_node(found, density, by_rows=by_rows)
         if not found.n_local:
-            return each * n_values(found.n_globals, each)
-        n_nodes = len(references(found.n_levels)[1].nodes)
-        return _BESIDE_TREES + n_nodes * each * n_values(found.n_globals, n_nodes * each)
+            return each * n_values(found, each)
+        each *= nodes_of_value(references(found.n_levels)[1])
+        return _BESIDE_TREES + each * n_values(found, each)
 
     def run(self, start: PosteriorStart, found: Forest, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior: only an exact one is worth anything."""
         assert start.q is not None
-        each = seconds_of_node(found, start.density, by_rows=start.by_rows)
         try:
             state = exact_posterior(
-                start.density, start.q, found, start.seed, lambda n: work.expect(n * each), start.others,
-                of_other_data=start.of_other_data,
-            )  # fmt: skip
+                start.density, start.q, found, start.seed, work.expect, start.others, of_other_data=start.of_other_data
+            )
         except UsedUp:
             raise
         except Unavailable as reason:

@@ -25,7 +25,7 @@ from pytensor.tensor.variable import TensorVariable
 from rich.theme import Theme
 
 from pymc_ngvi.core.importance import pareto_khat
-from pymc_ngvi.core.messages import warn
+from pymc_ngvi.core.messages import listed, warn
 from pymc_ngvi.core.sizes import (
     DRAWS,
     HELD,
@@ -47,7 +47,6 @@ from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
-from pymc_ngvi.density.observed_rows import observed_logp
 from pymc_ngvi.density.shards import ShardedDensity, Shards
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, check_n
@@ -73,13 +72,7 @@ from pymc_ngvi.results.distributions import (
     free_names,
 )
 from pymc_ngvi.results.group import NGVIGroup
-from pymc_ngvi.results.left_out import (
-    asked_for,
-    leave_out,
-    log_marginal_likelihood,
-    observed_name,
-    sites,
-)
+from pymc_ngvi.results.left_out import leave_out, log_marginal_likelihood, sites
 from pymc_ngvi.results.persistence import (
     APPROXIMATION,
     FIT,
@@ -239,8 +232,11 @@ class NGVIApproximation(Approximation):
 
     def __repr__(self) -> str:
         """Return the kind of q, the dimension and how the fit ended."""
-        kind = f"{self._distribution.name} {self._distribution.detail}".rstrip()
-        record, outcome = self.record, "not fitted"
+        q, kind, record, outcome = self._state, self._distribution.name, self.record, "not fitted"
+        if isinstance(q, PoolState):
+            kind += f" with an effective sample size of {q.effective_size:,.0f}"
+        elif isinstance(q, MixtureState):
+            kind += f" with weights {listed(np.sort(q.weights)[::-1].tolist(), '{:.2f}')}"
         if record is not None:
             outcome = record.verdict.word if record.kind == WEIGHTED else f"{record.status}: ELBO {record.elbo}"
         return f"NGVIApproximation({kind}, n_dim={self.layout.n_dim}, {outcome})"
@@ -947,7 +943,7 @@ class NGVIApproximation(Approximation):
         q = cast(VariationalState, made.state)
         found = cls(made.density, q, random_seed=seed, include_transformed=self.include_transformed)
         record = record_of_pool(made.density, made.state, Elbo(np.nan, np.nan), seed, 0.0)
-        found.record = replace(record, kind=made.state.kind, judged=replace(made.checks, is_tested=True))
+        found.record = replace(record, kind=made.state.kind, judged=replace(made.state.checks, is_tested=True))
         found._change = made
         return found
 
@@ -1856,7 +1852,7 @@ class NGVIApproximation(Approximation):
         The draws that are there are weighted by how likely they are without a part, with Pareto-smoothed weights [1]_.
         Under an exact posterior of a model with groups these are draws of the global parameters alone, and the groups
         that a part touches are integrated again without it [2]_. Parts whose weights can't be relied on, by k-hat, are
-        left out by a fit of their own: by a mean of densities, by bridge sampling, or by marginal likelihoods.
+        left out by a fit of their own: by a mean of densities, or by marginal likelihoods.
 
         Parameters
         ----------
@@ -1914,12 +1910,10 @@ class NGVIApproximation(Approximation):
         >>> approx.leave_out(groups="school", random_seed=1).n_data_points
         20
         """
-        self._posterior.refuse_changed_data("leave_out() needs the data of the fit.")
-        posterior = self._posterior
-        name, rng = observed_name(posterior, var_name), self.generator(random_seed)
-        elementwise = observed_logp(posterior.density, name)
-        asked = asked_for(posterior, elementwise, name, rng, horizon=horizon, groups=groups, folds=folds, future=future)
-        return leave_out(posterior, elementwise, asked, rng, self._fits_of if refit else None)
+        return leave_out(
+            self._posterior, var_name, self.generator(random_seed), self._fits_of if refit else None,
+            horizon=horizon, groups=groups, folds=folds, future=future,
+        )  # fmt: skip
 
     # --- saving ---
 

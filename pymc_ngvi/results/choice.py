@@ -164,6 +164,7 @@ class Candidates[A: NGVIApproximation]:
         self._make, self._progressbar, self._so_far = make, progressbar, so_far
         self._include_transformed = include_transformed
         self._is_auto = choice.wanted == "auto"
+        self._not_made = "other posteriors" if self._is_auto else f"the {choice.wanted} posterior"
         #: Exceptions that were not raised, as another candidate may come of it all the same.
         self.errors: list[BaseException] = []
         self.why_not: Unavailable | None = None
@@ -399,9 +400,6 @@ class Candidates[A: NGVIApproximation]:
         """Return the modes that a posterior leaves out."""
         return () if self._gaussian is None else not_covered(self._record_of_fit.modes, state, self.choice.seed)
 
-    def _of(self, state: PoolState) -> str:
-        return "" if self._is_exact(state) else "not exact"
-
     def _is_exact(self, state: PoolState) -> bool:
         return state.checks.word is Word.EXACT and not self._missed_by(state)
 
@@ -495,7 +493,8 @@ class Candidates[A: NGVIApproximation]:
         missed = self._missed_by(state)
         self._states.append(state)
         self._states.sort(key=self._rank)
-        self._became(name, Decision.FAILED, f"it {left_out(missed)}" if missed else self._of(state))
+        said = "" if self._is_exact(state) else "not exact"
+        self._became(name, Decision.FAILED, f"it {left_out(missed)}" if missed else said)
         if self._gaussian is None:
             self._tell(self._now, will_do=True)
         return None
@@ -567,7 +566,7 @@ class Candidates[A: NGVIApproximation]:
         """Return what became of the candidates by now."""
         state, rows = self.state, dict(self._table)
         if state is not None and state.kind in rows:
-            rows[state.kind] = rows[state.kind].became(Decision.TAKEN, self._of(state))
+            rows[state.kind] = rows[state.kind].became(Decision.TAKEN, "" if self._is_exact(state) else "not exact")
         outcome = Decision.TAKEN if state is None else Decision.CAME_FIRST
         gaussian, limit = Candidate(GAUSSIAN, outcome, self._budget.of_fit), self._limit
         if self._gaussian is None:
@@ -618,10 +617,6 @@ class Candidates[A: NGVIApproximation]:
         )
         gaussian.record = dataclasses.replace(cast(FitRecord, gaussian.record), plan=plan)
         return gaussian, (*session.undone, self._not_made)
-
-    @property
-    def _not_made(self) -> str:
-        return "other posteriors" if self._is_auto else f"the {self.choice.wanted} posterior"
 
 
 def _seed(*numbers: int) -> int:

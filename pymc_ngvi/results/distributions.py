@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Never, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pymc as pm
@@ -21,7 +21,7 @@ from pymc.backends.ndarray import NDArray as NDArrayTrace
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS
-from pymc_ngvi.core.messages import listed, warn
+from pymc_ngvi.core.messages import warn
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sizes import FIXED_SEED, check_cov_size, check_draws
 from pymc_ngvi.core.types import AnyArray, Array, GaussianState, Indices, Target, VariationalState
@@ -55,7 +55,7 @@ def to_multitrace(
         trace = NDArrayTrace(
             model=model,
             vars=[SimpleNamespace(name=name) for name in values],
-            fn=_no_function,
+            fn=lambda *_: None,  # no draw is recorded
             var_shapes={name: value.shape[1:] for name, value in values.items()},
             var_dtypes={name: value.dtype for name, value in values.items()},
         )
@@ -66,10 +66,6 @@ def to_multitrace(
         trace.close()
         traces.append(trace)
     return MultiTrace(traces)
-
-
-def _no_function(*_: object) -> Never:
-    raise RuntimeError("This trace holds draws of a fitted approximation: no draw can be recorded.")
 
 
 def to_datatree(
@@ -255,11 +251,6 @@ class Distribution:
         """Its name, for titles and errors: ``FullState``."""
         return type(self.q).__name__
 
-    @property
-    def detail(self) -> str:
-        """What there is to add in a line: ``with weights 0.70, 0.30``; often empty."""
-        return ""
-
     # --- draws ---
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
@@ -372,11 +363,6 @@ def distribution_of(q: VariationalState) -> Distribution:
 class MixtureDistribution(Distribution):
     """A mixture: its components are shown."""
 
-    @property
-    def detail(self) -> str:
-        """The weights, the largest first."""
-        return f"with weights {listed(np.sort(self.q.weights)[::-1].tolist(), '{:.2f}')}"
-
     @functools.cached_property
     def gaussian(self) -> GaussianState:
         """A Gaussian with the mean covariance within components; in high dimension that of the heaviest one."""
@@ -419,11 +405,6 @@ class PoolDistribution(Distribution):
     def name(self) -> str:
         """Its name, for titles and errors."""
         return f"{self.q.kind} posterior"
-
-    @property
-    def detail(self) -> str:
-        """The effective size of its draws."""
-        return f"with an effective sample size of {self.q.effective_size:,.0f}"
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of equal weight."""
@@ -554,11 +535,6 @@ class Posterior:
     def model(self) -> pm.Model:
         """The PyMC model."""
         return self.density.model
-
-    @property
-    def dims(self) -> dict[str, list[str]]:
-        """Dims of discrete variables, and of Deterministics that depend on them, which the model has not."""
-        return self.density.summed_out.dims
 
     def values(self, theta: Array, random_seed: int | None) -> dict[str, AnyArray]:
         """Return all variables at unconstrained draws, discrete ones that were summed out included."""
@@ -698,7 +674,7 @@ def two_points(posterior: Posterior) -> xr.Dataset:
     """
     values = posterior.values(np.tile(posterior.density.initial_point(), (2, 1)), FIXED_SEED)
     trace, transformed = to_multitrace(posterior.model, values, {}), posterior.include_transformed
-    tree = to_datatree(trace, posterior.model, dims=posterior.dims, include_transformed=transformed)
+    tree = to_datatree(trace, posterior.model, dims=posterior.density.summed_out.dims, include_transformed=transformed)
     return tree["posterior"].to_dataset()
 
 

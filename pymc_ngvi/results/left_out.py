@@ -4,7 +4,7 @@ import functools
 import time
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -13,20 +13,20 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, Estimate, bridge, khat_limit, log_mean, smoothed
+from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, Estimate, khat_limit, log_mean, smoothed
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import NotApart, logger, suggestion
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.sizes import AT_ONCE, HELD, MOST_NUMBERS, N_PREDICTED, N_SHOWN, seed_of
-from pymc_ngvi.core.types import Array, Bools, GaussianState, Indices
+from pymc_ngvi.core.types import Array, GaussianState, Indices
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
 from pymc_ngvi.density.observed_rows import (
-    LinearPredictor,
     MaskedDensity,
     ObservedKind,
     ObservedLogp,
     ObservedRows,
+    observed_logp,
     observed_rows,
 )
 from pymc_ngvi.marginal.left_out import DataParts, IntegratedAgain, Predictives, rows_of_set
@@ -56,42 +56,24 @@ _TOLERANCE = 1e-9
 _AT_A_TIME = 2**12
 #: Part of the precision of q, in any direction, that has to be left for a cavity.
 _LEAST_LEFT = 1e-9
-
-
-@dataclass(frozen=True, eq=False)
-class RowSites:
-    """Sites of rows of one kind, and their cavities."""
-
-    #: Of the predictors under q; shape (n_rows, k), (n_rows, k, k).
-    mean: Array
-    cov: Array
-    #: E[grad f], E[hess f]; shape (n_rows, k), (n_rows, k, k).
-    grad: Array
-    hessian: Array
-    #: Whether q lets all predictors vary by themselves: else derivatives in them may be many things; shape (n_rows,).
-    are_free: Bools
-    #: The part of the precision of q that is the site's, in the direction in which it is largest; shape (n_rows,).
-    influence: Array
-    #: NaN where the site is more precise than q; shape (n_rows, k), (n_rows, k, k).
-    cavity_mean: Array
-    cavity_cov: Array
-    #: log E[exp(f)] under the cavity; NaN where there is none; shape (n_rows,).
-    log_predictive: Array
-    #: By which this may be wrong, as far as finer rules of quadrature tell; shape (n_rows,).
-    error: Array
+#: Nats by which a predictive density may be wrong by quadrature.
+_MOST_ERROR = 1e-3
 
 
 # Densities overflow far from the mode; what is not finite is NaN in the end.
 @np.errstate(all="ignore")
-def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
-    """Return sites and cavities of rows of one kind."""
+def row_sites(kind: ObservedKind, mean: Array, cov: Array) -> dict[str, Array]:
+    """Return what `sites` has of rows of one kind; mean and covariance, (n_rows, k) and (n_rows, k, k), under q."""
+    rows = kind.rows
     own = _expected(rows, mean, cov)
     (grad, hessian), root, value = own.derivatives(), own.root, own.values
     across = root.swapaxes(1, 2)
+    # Else derivatives in predictors may be many things: q does not let all of them vary by themselves.
     are_free = (root.diagonal(axis1=1, axis2=2) > 0.0) | (cov.diagonal(axis1=1, axis2=2) == 0.0)
     left = np.eye(rows.k) + across @ hessian @ root
     usable = np.isfinite(left).all(axis=(1, 2)) & np.isfinite(grad).all(axis=1)
     left[~usable] = np.eye(rows.k)
+    # The part of the precision of q that is the site's, in the direction in which it is largest.
     influence = np.where(usable, 1.0 - np.linalg.eigvalsh(left)[:, 0], np.nan)
     usable &= influence < 1.0 - _LEAST_LEFT
     left[~usable] = np.eye(rows.k)
@@ -123,20 +105,25 @@ def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
     )
     ratio = _expected(tilted, mean, cov)
     log_predictive = np.log(ratio.values) + value + normaliser
-    for result in (cavity_mean, cavity_cov, log_predictive):
-        result[~usable] = np.nan
-    return RowSites(
-        mean,
-        cov,
-        grad,
-        hessian,
-        are_free.all(axis=1),
-        influence,
-        cavity_mean,
-        cavity_cov,
-        log_predictive,
-        own.errors + ratio.errors / ratio.values,
-    )
+    # By which this may be wrong, as far as finer rules of quadrature tell.
+    is_known = usable & (own.errors + ratio.errors / ratio.values <= _MOST_ERROR)
+    found = {"influence": influence, "log_density": np.where(is_known, log_predictive, np.nan)}
+    if kind.linear is None:
+        return found
+    cavity_mean[~usable] = cavity_cov[~usable] = np.nan
+    function, along, slope = kind.linear.function, kind.linear.along, kind.linear.slope
+    alpha, gamma = grad[:, along] / slope, -hessian[:, along, along] / slope**2
+    unclear = ~are_free.all(axis=1) | (cov[:, along, along] == 0.0)
+    alpha[unclear] = gamma[unclear] = np.nan
+    found["mean"], found["variance"] = site_moments(function, mean, cov)
+    found["cavity_mean"], found["cavity_variance"] = site_moments(function, cavity_mean, cavity_cov)
+    step = np.divide(alpha, gamma, out=np.full_like(alpha, np.nan), where=gamma > 0.0)
+    return found | {
+        "alpha": alpha,
+        "gamma": gamma,
+        "natural": alpha + gamma * found["mean"],
+        "pseudo_observation": found["mean"] + step,
+    }
 
 
 def _expected(rows: RowFunction, mean: Array, cov: Array) -> Taken:
@@ -220,12 +207,15 @@ class Wanted(NamedTuple):
 
 def leave_out(
     posterior: Posterior,
-    elementwise: ObservedLogp,
-    asked: Wanted,
+    var_name: str | None,
     rng: np.random.Generator,
     refit: Refit | None,
+    **given: Any,
 ) -> "ELPDData":
     """Return predictive densities; see `NGVIApproximation.leave_out`."""
+    posterior.refuse_changed_data("leave_out() needs the data of the fit.")
+    elementwise = observed_logp(posterior.density, observed_name(posterior, var_name))
+    asked = asked_for(posterior, elementwise, rng, **given)
     parts = asked.parts
     masked = MaskedDensity(cast(LogDensity, posterior.density), elementwise)
     in_sample = _in_sample(posterior, elementwise, parts, rng)
@@ -234,13 +224,14 @@ def leave_out(
     scores, good = _scored(found, parts), khat_limit(max(int(found.worth * len(found.log_weights)), MIN_KHAT_DRAWS))
     again: list[int] = [] if refit is None else np.unique(parts.part[~(scores[:, 2] <= good)]).tolist()
     if again and refit is not None:
-        scores = _by_fits(posterior, elementwise, masked, parts, found, scores, again, refit, good, rng)
+        scores = _by_fits(posterior, elementwise, masked, parts, scores, again, refit, good, rng)
     is_bad, said = ~(scores[:, 2] <= good), list[str]()
     scores[is_bad, 1] = np.nan
     if is_bad.any():
+        cure = " refit=True fits again without them." if refit is None else ""
         said.append(
             f"{len(np.unique(parts.part[is_bad])):,} of {parts.out.shape[0]:,} parts have a k-hat above {good:.2f}: "
-            "what is said of these can't be relied on." + " refit=True fits again without them." * (refit is None)
+            f"what is said of these can't be relied on.{cure}"
         )
     if posterior.distribution.kept_log_weights() is None and not found.log_weights.any():
         said.append(
@@ -337,15 +328,11 @@ def _in_sample(
 # --- by fits ---
 
 
-#: Densities under a posterior, and its marginal likelihood; None where that is not known.
-type _Fit = tuple[Predictives, Estimate | None]
-
-
 def _by_fits(
-    posterior: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, parts: DataParts, whole: Predictives,
-    scores: Array, again: Sequence[int], refit: Refit, good: float, rng: np.random.Generator,
+    posterior: Posterior, elementwise: ObservedLogp, masked: MaskedDensity, parts: DataParts, scores: Array,
+    again: Sequence[int], refit: Refit, good: float, rng: np.random.Generator,
 ) -> Array:  # fmt: skip
-    """Return the scores, some parts of which are left out by fits; ``whole`` is with all data."""
+    """Return the scores, some parts of which are left out by fits."""
     began, result = time.perf_counter(), scores.copy()
     each = posterior.record.run_seconds if posterior.record is not None else 0.0
     logger.info(f"{len(again):,} of {parts.out.shape[0]:,} parts are left out by fits, of {in_words(each)} each.")
@@ -359,7 +346,7 @@ def _by_fits(
     def evidence() -> Estimate | None:
         return _evidence(posterior, rng)
 
-    def without(rows: Indices, part: DataParts) -> _Fit:
+    def without(rows: Indices, part: DataParts) -> tuple[Predictives, Estimate | None]:
         fit = fits()
         masked.leave_out(rows)
         found = fit(seed_of(rng))
@@ -368,23 +355,26 @@ def _by_fits(
         of_fit = _evidence(found, rng)  # before the weights of rows change
         return _predictives(found, elementwise, masked, part, _N_OF_REFIT, rng), of_fit
 
-    def score_of(score: int, part: DataParts, less: _Fit, number: int) -> Estimate:
-        """Return a score by draws without its part; where few of these decide, by what joins them and those with it."""
-        estimate = log_mean(*less[0].side(score))
-        if estimate.khat <= good:
+    def score_of(score: int, part: DataParts, less: tuple[Predictives, Estimate | None]) -> Estimate:
+        """Return a score by draws without its part; where few of these decide, by marginal likelihoods."""
+        estimate, of_less = log_mean(*less[0].side(score)), less[1]
+        if estimate.khat <= good or of_less is None:
             return estimate
-        if parts.are_whole:
-            more: _Fit = replace(whole, log_scored=whole.log_out[:, [number]]), evidence()
-        else:
-            more = without(np.setdiff1d(rows_of_set(part.out, 0), rows_of_set(part.scored, score)), part)
-        return _ratio(more, less, score, good)
+        of_more = evidence()
+        if not parts.are_whole:
+            rows = np.setdiff1d(rows_of_set(part.out, 0), rows_of_set(part.scored, score))
+            of_more = without(rows, part)[1]
+        if of_more is None:
+            return estimate
+        se, khat = float(np.hypot(of_more.se, of_less.se)), max(of_more.khat, of_less.khat)
+        return Estimate(of_more.value - of_less.value, se, khat)
 
     n_failed = 0
     for number in again:
         part, of_part = parts.only(number), np.flatnonzero(parts.part == number)
         try:
             less = without(rows_of_set(part.out, 0), part)
-            result[of_part] = [score_of(score, part, less, number) for score in range(len(part.part))]
+            result[of_part] = [score_of(score, part, less) for score in range(len(part.part))]
         except Exception:  # whatever it is: the others go on
             logger.debug("A fit without a part failed.", exc_info=True)
             n_failed += 1
@@ -403,20 +393,6 @@ def _evidence(posterior: Posterior, rng: np.random.Generator) -> Estimate | None
     state = distribution.q
     value, se = state.log_normaliser
     return Estimate(value, se, state.khat) if state.checks.is_exact else None
-
-
-def _ratio(more: _Fit, less: _Fit, score: int, good: float) -> Estimate:
-    """Return the log density of what one of two fits has more: by a bridge, or by marginal likelihoods.
-
-    The bridge fails where the two have no draws near each other. What both can tell they have to agree on.
-    """
-    found = [bridge(more[0].side(score), less[0].side(score))]
-    if (one := more[1]) is not None and (other := less[1]) is not None:
-        se, khat = float(np.hypot(one.se, other.se)), max(one.khat, other.khat)
-        found.append(Estimate(one.value - other.value, se, khat))
-    best, *others = sorted(found, key=lambda of: (not of.khat <= good, of.se))
-    apart = [abs(best.value - of.value) - 2.0 * of.se for of in others if of.khat <= good]
-    return best._replace(se=max(best.se, *apart, 0.0))
 
 
 # --- for ArviZ ---
@@ -477,24 +453,23 @@ def _elpd_data(
 def asked_for(
     posterior: Posterior,
     elementwise: ObservedLogp,
-    name: str,
     rng: np.random.Generator,
     *,
-    horizon: int = 1,
+    horizon: int,
     **given: Any,
 ) -> Wanted:
     """Return what is to be left out; of ``groups``, ``folds`` and ``future`` one at most is not None."""
     chosen = [key for key, value in given.items() if value is not None]
     if len(chosen) > 1:
         raise ValueError(f"Leave out {' or '.join(chosen)}: one of them at a time.")
-    shape, model = elementwise.shape, posterior.model
+    shape = elementwise.shape
     n = int(np.prod(shape))
-    dims, coords = axes_of(model, name, shape, leading=True)
+    dims, coords = axes_of(posterior.model, elementwise.name, shape, leading=True)
     if not chosen:
         return Wanted("rows", DataParts.of_labels(np.arange(n), n), dims, shape, coords)
     [kind] = chosen
     if kind == "groups":
-        label, labels, dim = _groups(posterior, elementwise, name, given["groups"])
+        label, labels, dim = _groups(posterior, elementwise, given["groups"])
         return Wanted(kind, DataParts.of_labels(label, len(labels)), (dim,), (len(labels),), {dim: labels})
     if kind == "folds":
         fold, n_folds = _folds(given["folds"], shape, rng)
@@ -511,10 +486,10 @@ def asked_for(
 
 
 def _groups(
-    posterior: Posterior, elementwise: ObservedLogp, name: str, groups: str | ArrayLike
+    posterior: Posterior, elementwise: ObservedLogp, groups: str | ArrayLike
 ) -> tuple[Indices, NDArray[Any], str]:
     """Return the number of the group of each row, the labels of groups, and the name of the dim."""
-    shape, model = elementwise.shape, posterior.model
+    name, shape, model = elementwise.name, elementwise.shape, posterior.model
     if not isinstance(groups, str):
         return *_labels("groups", groups, shape), "group"
     own, coords = axes_of(model, name, shape, leading=True)
@@ -566,8 +541,6 @@ def _labels(option: str, given: ArrayLike, shape: tuple[int, ...]) -> tuple[Indi
 
 # --- sites: what each observation contributes to q, what q is without it, and how well that predicts it ---
 
-#: Nats by which a predictive density may be wrong by quadrature.
-_MOST_ERROR = 1e-3
 #: Part of the precision of q, due to one observation, above which what is predicted without it is not reliable.
 INFLUENTIAL = 0.3
 
@@ -608,12 +581,8 @@ def sites(posterior: Posterior, var_name: str | None) -> xr.Dataset:
     )  # fmt: skip
     values = {key: np.full(int(np.prod(found.shape)), np.nan) for key in keys}
     for kind, of_rows in kinds:
-        unclear = ~(of_rows.error <= _MOST_ERROR)
-        values["influence"][kind.elements] = of_rows.influence
-        values["log_density"][kind.elements] = np.where(unclear, np.nan, of_rows.log_predictive)
-        if kind.linear is not None:
-            for key, value in _of_linear_predictor(kind, of_rows).items():
-                values[key][kind.elements] = value
+        for key, value in of_rows.items():
+            values[key][kind.elements] = value
     dims, coords = axes_of(posterior.model, name, found.shape, leading=True)
     log_density, n = values["log_density"], len(values["log_density"])
     attrs = {
@@ -641,7 +610,7 @@ def observed_name(posterior: Posterior, var_name: str | None) -> str:
     return var_name
 
 
-def _sites_of(found: ObservedRows, q: GaussianState) -> Iterator[RowSites]:
+def _sites_of(found: ObservedRows, q: GaussianState) -> Iterator[dict[str, Array]]:
     """Return the sites of each kind of rows."""
     linear = found.linear_map
     maps = ManyMaps.of(linear)
@@ -649,26 +618,4 @@ def _sites_of(found: ObservedRows, q: GaussianState) -> Iterator[RowSites]:
     covariances = iter(entries.of(maps).covariances(linear.covariances(q, entries.rows, entries.cols)[None]))
     eta = linear(q.location[None])[0]
     for kind in found.kinds:
-        yield row_sites(kind.rows, eta[kind.rows.index], symmetric(covariances, kind.rows.k))
-
-
-def _of_linear_predictor(kind: ObservedKind, of_rows: RowSites) -> dict[str, Array]:
-    """Return moments, site and cavity of the linear predictor of each row."""
-    linear = cast(LinearPredictor, kind.linear)
-    function, along, slope = linear.function, linear.along, linear.slope
-    mean, variance = site_moments(function, of_rows.mean, of_rows.cov)
-    cavity_mean, cavity_variance = site_moments(function, of_rows.cavity_mean, of_rows.cavity_cov)
-    alpha, gamma = of_rows.grad[:, along] / slope, -of_rows.hessian[:, along, along] / slope**2
-    unclear = ~of_rows.are_free | (of_rows.cov[:, along, along] == 0.0)
-    alpha[unclear] = gamma[unclear] = np.nan
-    step = np.divide(alpha, gamma, out=np.full_like(alpha, np.nan), where=gamma > 0.0)
-    return {
-        "mean": mean,
-        "variance": variance,
-        "alpha": alpha,
-        "gamma": gamma,
-        "natural": alpha + gamma * mean,
-        "pseudo_observation": mean + step,
-        "cavity_mean": cavity_mean,
-        "cavity_variance": cavity_variance,
-    }
+        yield row_sites(kind, eta[kind.rows.index], symmetric(covariances, kind.rows.k))

@@ -160,23 +160,6 @@ class Encoder:
         return {"class": entry.tag, "of": {k: self.encode(v, f"{path}.{k}") for k, v in entry.fields(value).items()}}
 
     def _array(self, array: NDArray[np.generic], path: str) -> Content:
-        if array.dtype.name not in _NUMBERS:
-            return self._texts(array, path)
-        if id(array) in self._seen:
-            return self._seen[id(array)][1]
-        # The same bits again need the same order in memory: BLAS adds up in another one otherwise.
-        turned = array.flags.f_contiguous and not array.flags.c_contiguous
-        form: Content = {"dtype": array.dtype.name} | ({"turned": True} if turned else {})
-        if not array.size or (self._inline and array.size <= _FEW):
-            form |= {"values": [self.encode(v, path) for v in array.ravel().tolist()], "shape": list(array.shape)}
-        else:
-            stored = array.T if turned else array
-            self.arrays[path] = stored.view(np.uint8) if array.dtype == np.bool_ and array.ndim else stored
-            form |= {"array": path}
-        self._seen[id(array)] = (array, form)
-        return form
-
-    def _texts(self, array: NDArray[np.generic], path: str) -> Content:
         kind, shape = array.dtype.kind, list(array.shape)
         if kind in "mM":
             return {"dtype": array.dtype.str, "values": array.ravel().view(np.int64).tolist(), "shape": shape}
@@ -187,7 +170,21 @@ class Encoder:
                 for v in array.ravel().tolist()
             ]
             return {"dtype": "str" if kind == "U" else "object", "values": values, "shape": shape}
-        raise TypeError(f"{path} is an array of {array.dtype}, which a file can't hold.")
+        if array.dtype.name not in _NUMBERS:
+            raise TypeError(f"{path} is an array of {array.dtype}, which a file can't hold.")
+        if id(array) in self._seen:
+            return self._seen[id(array)][1]
+        # The same bits again need the same order in memory: BLAS adds up in another one otherwise.
+        turned = array.flags.f_contiguous and not array.flags.c_contiguous
+        form: Content = {"dtype": array.dtype.name} | ({"turned": True} if turned else {})
+        if not array.size or (self._inline and array.size <= _FEW):
+            form |= {"values": [self.encode(v, path) for v in array.ravel().tolist()], "shape": shape}
+        else:
+            stored = array.T if turned else array
+            self.arrays[path] = stored.view(np.uint8) if array.dtype == np.bool_ and array.ndim else stored
+            form |= {"array": path}
+        self._seen[id(array)] = (array, form)
+        return form
 
 
 class Decoder:
@@ -348,7 +345,8 @@ class SavedData(DataSnapshot):
         #: The digests of then, by name.
         self.saved = dict(saved)
         self._known: dict[str, tuple[NDArray[np.generic], str]] = {}
-        self._is_known = not self.changed()  # whether the data that are remembered are those of then
+        #: Where the model has had the data of then.
+        self._of_fit = None if self.changed() else DataSnapshot(model)
 
     def changed(self) -> list[str]:
         """Return the names of the data that differ from what they were, or that are no longer there."""
@@ -359,16 +357,15 @@ class SavedData(DataSnapshot):
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Give the model the data of then, for as long as the context lasts."""
-        if not self._is_known:
+        if self._of_fit is None:
             if changed := self.changed():
                 raise ValueError(
                     f"The data {', '.join(map(repr, changed))} are not those of the fit, and draws of an exact "
                     "posterior are made from log p given these: load it on the model with the data of the fit, and "
                     "call pm.set_data then."
                 )
-            super().__init__(self._model)
-            self._is_known = True
-        with super().restored():
+            self._of_fit = DataSnapshot(self._model)
+        with self._of_fit.restored():
             yield
 
     def _digest(self, name: str, array: NDArray[np.generic]) -> str:

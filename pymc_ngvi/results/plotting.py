@@ -23,7 +23,6 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.results.diagnosis import weights_and_elbo
 from pymc_ngvi.results.distributions import Posterior, element_names, indices_of, one_chain
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def plot_fit(
     if figure is None:
         figure = pyplot.figure(layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    end, n = "at the end" + ", on fresh draws" * (record.estimator != "quadrature"), record.n_iterations
+    end, n = "at the end" if record.estimator == "quadrature" else "at the end, on fresh draws", record.n_iterations
     line = f"{record.outcome} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
     for ax, draw in zip(axes, panels, strict=True):
         draw(ax, losses, gaps, record, tol, end)
@@ -135,7 +134,7 @@ def plot_fit(
 def _draw_elbo(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: float | None, end: str) -> None:
     elbos = np.where(np.isfinite(losses), -losses, np.nan)
     low, high = _limits(elbos, record.elbo.value)
-    _draw(ax, elbos, "on the draws in use" * (record.estimator != "quadrature"))
+    _draw(ax, elbos, "" if record.estimator == "quadrature" else "on the draws in use")
     if np.isfinite(record.elbo.value):
         label = f"{end}: {format_elbo(round(record.elbo.value, 2) + 0.0)}"  # no -0.00
         ax.axhline(record.elbo.value, color=OTHER, linestyle="--", label=label)
@@ -197,7 +196,7 @@ def khat_title(posterior: Posterior) -> str | None:
     """Return the title of `plot_khat` for weights that are kept; None, for its own title, where there are none."""
     if (kept := posterior.distribution.kept_log_weights()) is None:
         return None
-    found = weights_and_elbo(kept)[0]
+    found = weigh(kept)[1]
     return (
         f"Weights of the pool of global parameters that this posterior is drawn from: Pareto k-hat "
         f"{found.khat_text()}, {found.n_draws:,} draws with an effective sample size of {found.effective:,.0f}"
@@ -554,8 +553,8 @@ def plot_components(
                 ax.plot(*line.T, color=hue)
         ax.set(xlim=limits[j], xlabel=layout.label(int(index[j])))
         ax.label_outer()
-    title = "Components of q: weights\nunconstrained scale" + "\nellipses: 50 % and 95 %" * (n > 1)
-    title += f"\n{n} of {n_of:,} coordinates:\nwhere components differ most" * (n < n_of)
+    title = "Components of q: weights\nunconstrained scale" + ("\nellipses: 50 % and 95 %" if n > 1 else "")
+    title += f"\n{n} of {n_of:,} coordinates:\nwhere components differ most" if n < n_of else ""
     names = [f"{c}: {weight:.3g}" for c, weight in enumerate(q.weights)]
     lines = axes[0, 0].get_lines()
     where: Any = "upper right" if n > 1 else "outside right upper"  # of several panels, the corner is free

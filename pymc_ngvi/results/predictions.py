@@ -4,7 +4,7 @@ import functools
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 from unittest import mock
 
@@ -67,10 +67,6 @@ class NewData:
         """Return the names of the axes of a variable of the model; None where one has no name."""
         return tuple(self.model.named_vars_to_dims.get(name) or (None,) * self.model[name].type.ndim)
 
-    def along(self, dim: str) -> list[tuple[str, int]]:
-        """Return the new arrays that have a dim, and the axis of each."""
-        return [(name, axis) for name in self.arrays for axis, d in enumerate(self.dims(name)) if d == dim]
-
     @functools.cached_property
     def lengths(self) -> dict[str, int]:
         """The new lengths of the dims that labels or arrays were given for; raise ValueError where these differ."""
@@ -79,31 +75,12 @@ class NewData:
             given += [(name, dim, n) for dim, n in zip(self.dims(name), array.shape, strict=True)]
         return {dim: n for dim, (_, n) in lengths_by_dim(given).items()}
 
-    def with_steps_between(self, graph: PredictiveGraph) -> "NewData":
-        """Return it with the labels that series have between those of the fit and new ones, in equal steps."""
-        lattices = {
-            dim: lattice
-            for rv in graph.model.basic_RVs
-            for number, dim in enumerate(self.dims(rv.name))
-            if dim in self.labels and dim in self.of_fit and not self.along(dim) and goes_in_steps(graph, rv, number)
-            if (lattice := _lattice(self.labels[dim], self.of_fit[dim]))
-        }
-        arrays = self.arrays | {name: self.relabelled(name, lattices) for name in self.arrays}
-        return replace(self, arrays=arrays, labels=self.labels | lattices)
-
     def relabelled(self, name: str, labels: Mapping[str, list[Any]]) -> AnyArray:
         """Return new data, those that are positions among labels as positions among others that have all of these."""
         array = self.arrays[name]
         if array.dtype.kind in "iu":
             for dim in sorted(indexed_axes(self.model, name)[0] & self.labels.keys() & labels.keys()):
                 return places_among(self.labels[dim], labels[dim])[array].astype(array.dtype)
-        return array
-
-    def of_labels(self, name: str, array: AnyArray, longer: "NewData") -> AnyArray:
-        """Return draws of a variable, (n_draws, *shape), without the elements whose labels only ``longer`` has."""
-        for axis, dim in enumerate(self.dims(name)):
-            if dim in self.labels and array.shape[axis + 1] == len(longer.labels[dim]) > len(self.labels[dim]):
-                array = np.take(array, places_among(self.labels[dim], longer.labels[dim]), axis=axis + 1)
         return array
 
     def graph(self) -> PredictiveGraph:
@@ -205,40 +182,6 @@ def places_among(labels: Sequence[Any], others: Sequence[Any]) -> Indices:
     """Return where labels are among others, all of which these have."""
     place = {label: i for i, label in enumerate(others)}
     return np.array([place[label] for label in labels], dtype=np.intp)
-
-
-def goes_in_steps(graph: PredictiveGraph, rv: Any, number: int) -> bool:
-    """Tell whether the elements of a variable follow each other along an axis in steps, as those of a walk do."""
-    is_series = is_continued(rv, number) if number >= n_batch_axes(rv) else not rv.owner.op.ndim_supp
-    return is_series and graph.is_accumulated(rv)
-
-
-#: Steps of a series that are drawn to get to a label, at most.
-_MOST_STEPS = 100_000
-
-
-def _in_steps(labels: Any, n: int) -> Array:
-    """Return how far labels are from those before them, in the equal steps of the first ``n``; none without such."""
-    array = np.asarray(labels)
-    if n <= 2 or array.dtype.kind not in "iufM":
-        return np.empty(0)
-    steps = np.diff(array) / (array[1] - array[0])
-    return steps if np.allclose(steps[: n - 1], 1.0) else np.empty(0)
-
-
-def _lattice(labels: list[Any], of_fit: Sequence[Any]) -> list[Any]:
-    """Return labels in the equal steps of the first ones, those of the fit, to the last; none where some lie between.
-
-    None either where nothing is left out.
-    """
-    n, array, steps = len(of_fit), np.asarray(labels), _in_steps(labels, len(of_fit))
-    whole, is_whole = np.round(steps), np.isclose(steps, np.round(steps)) & (steps > 0.5)
-    if not len(steps) or labels[:n] != list(of_fit) or not is_whole.all() or whole.sum() > _MOST_STEPS:
-        return []
-    places = np.append(0, np.cumsum(whole)).astype(np.intp)
-    lattice = array[0] + np.arange(places[-1] + 1) * (array[1] - array[0])
-    lattice[places] = array  # to the last digit
-    return _levels(lattice) if len(lattice) > len(array) else []
 
 
 def _plain(label: Any) -> Any:
@@ -433,8 +376,7 @@ class Treatments:
         for number, axis in axes.items():
             if not axis.new:
                 continue
-            if goes_in_steps(self.graph, rv, number):
-                self._check_steps(rv, number, axis)
+            self._check_steps(rv, number, axis)
             if number < n_batch:
                 if self.groups == "known":
                     what = "levels" if axis.labels is not None else "elements, at"
@@ -533,8 +475,8 @@ class Treatments:
                 f"labels of all levels, as {dim!r}, to tell which of them these are."
             )
         by_rows = rv.name in self.draws and self.graph.is_by_rows(rv)
-        named = [] if dim is None or dim in self.new.of_fit else self.new.along(dim)
-        arrays = named or [
+        named = [] if dim is None or dim in self.new.of_fit else self.new.arrays
+        arrays = [(name, axis) for name in named for axis, d in enumerate(self.new.dims(name)) if d == dim] or [
             (name, axis)
             for name, array in self.new.arrays.items()
             if by_rows or (dim is None and self.graph.prior_depends_on(rv, name))
@@ -569,8 +511,12 @@ class Treatments:
 
     def _check_steps(self, rv: Any, number: int, axis: _Axis) -> None:
         """Raise ValueError where labels of new elements leave out some that the steps of a series would have."""
-        labels, is_one = np.asarray(axis.labels), np.isclose(_in_steps(axis.labels, axis.n_old), 1.0)
-        if not is_one.all():
+        n, labels = axis.n_old, np.asarray(axis.labels)
+        is_series = is_continued(rv, number) if number >= n_batch_axes(rv) else not rv.owner.op.ndim_supp
+        if n <= 2 or labels.dtype.kind not in "iufM" or not (is_series and self.graph.is_accumulated(rv)):
+            return
+        is_one = np.isclose(np.diff(labels) / (labels[1] - labels[0]), 1.0)
+        if is_one[: n - 1].all() and not is_one.all():
             first = int(np.argmin(is_one))
             raise ValueError(
                 f"Labels along {self._axis(rv, number)} of {rv.name!r} go from {labels[first]} to {labels[first + 1]}, "
@@ -622,14 +568,12 @@ def predictions_at(
             rows = new = rows_of_bambi(posterior, bambi_model, new_data, observed=False)
         if at is not None:
             new = NewData.of(new.model, posterior.layout.coords, {**(new_data or {}), **at})
-        model, graph, asked = new.model, new.graph(), new
+        model, graph = new.model, new.graph()
         names = _wanted(posterior, model, var_names, by_rows=bambi_model is not None)
         needed = graph.needed(names)
         needed_data = graph.data_needed(names)
         new.check_complete(needed_data)
         new.check_indices(graph, [*posterior.density.summed_out.names, *(v.name for v in posterior.layout.variables)])
-        if at is None and (new := asked.with_steps_between(graph)).labels != asked.labels:
-            rows, graph = new, new.graph()
         effects = frozenset(v.name for v in posterior.layout.variables if {*new.dims(v.name)} & {*new.labels})
         if bambi_model is None:
             of_groups = roles_of(posterior, two_points(posterior)).groups if groups == "average" else ()
@@ -665,8 +609,7 @@ def predictions_at(
         )
         if bambi_model is not None:  # an intercept alone has one value for all rows
             values = [np.broadcast_to(v, (len(v), len(model.coords[_OBS]), *v.shape[2:])) for v in values]
-        values = [asked.of_labels(name, array, new) for name, array in zip(names, values, strict=True)]
-        tree = tree_of(asked, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
+        tree = tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
         if hasattr(getattr(bambi_model, "family", None), "transform_mean"):
             _with_probabilities(tree, bambi_model)
         if bambi_model is None and at is None and not new_data:  # of the rows of the fit: where ArviZ looks for them
@@ -714,7 +657,7 @@ def _do_not_fit(new: NewData, needed: Sequence[str], error: Exception) -> str:
     given += [f"{len(labels):,} labels of {dim!r}" for dim, labels in new.labels.items()]
     rest = [f"{name!r} {new.before(name).shape}" for name in needed if name not in new.arrays]
     parts = [f"The model can't be evaluated given {', '.join(given) or 'its data'}"]
-    parts += [f"beside what is left of the data of the fit, {', '.join(rest)}"] * bool(rest)
+    parts += [f"beside what is left of the data of the fit, {', '.join(rest)}"] if rest else []
     said = (str(error).splitlines() or [""])[0][:_MOST_SAID]
     return (
         f"{', '.join(parts)}. PyTensor says: {said} -- Lengths have to agree, an index has to be within what it "

@@ -65,7 +65,7 @@ class Weighted(NamedTuple):
     """A posterior that is weighted draws of another one."""
 
     density: ModelDensity
-    state: PoolState
+    state: WeightedDraws
     #: Log p over that of the other one at each draw, up to a constant; shape (n_draws,).
     log_ratio: Array
     #: Of the marginal likelihoods.
@@ -73,17 +73,12 @@ class Weighted(NamedTuple):
     #: Why marginal likelihoods can't be compared, in clauses.
     improper: Sequence[str] = ()
 
-    @property
-    def checks(self) -> WeightChecks:
-        """How good the weights are."""
-        return cast(WeightChecks, self.state.checks)
-
     def log_density(self, what: str) -> LogMarginalLikelihood:
         """Return the change of log p(y), with its error; raise ValueError where it is none, or not to be relied on."""
         if self.improper:
             raise ValueError(f"There is no {what}: {'; '.join(self.improper)}.")
-        if not self.checks.weights_help:
-            raise ValueError(f"There is no {what} to be relied on. {self.checks}")
+        if not self.state.checks.weights_help:
+            raise ValueError(f"There is no {what} to be relied on. {self.state.checks}")
         return LogMarginalLikelihood(*self.change()[:2])
 
 

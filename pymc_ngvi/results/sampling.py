@@ -181,7 +181,7 @@ def sample_tree(
         more["log_likelihood"] = xr.Dataset({of.name: _by_row(model, of, theta, trace.nchains) for of in rows})
     transformed = how.get("include_transformed")
     shown = how.get("var_names") is not None or (posterior.include_transformed if transformed is None else transformed)
-    options["dims"] = posterior.dims | dict(options.get("dims") or {})
+    options["dims"] = posterior.density.summed_out.dims | dict(options.get("dims") or {})
     tree = to_datatree(trace, posterior.model, more, include_transformed=shown, **options)
     if posterior.density.is_sharded:  # the model is that of one shard
         tree = tree.drop_nodes(["observed_data", "constant_data"], errors="ignore")
@@ -217,9 +217,8 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
     trace = to_multitrace(posterior.model, values, stats, n_chains)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found chain dimension to be longer")  # so they are
-        return to_datatree(
-            trace, posterior.model, dims=posterior.dims, include_transformed=posterior.include_transformed
-        )
+        dims, transformed = posterior.density.summed_out.dims, posterior.include_transformed
+        return to_datatree(trace, posterior.model, dims=dims, include_transformed=transformed)
 
 
 def _constrainer(
@@ -405,7 +404,7 @@ def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, co
     chains, q, density = check_chains(chains), posterior.distribution, posterior.density
     if covariance not in ("auto", "dense", "diagonal"):
         raise ValueError(f"covariance should be 'auto', 'dense' or 'diagonal'; got {covariance!r}.")
-    what = "reads pm.Minibatch data" * density.has_minibatch
+    what = "reads pm.Minibatch data" if density.has_minibatch else ""
     if density.is_sharded or density.is_streamed:
         what = "has the data of one shard or batch alone"
     if what:
@@ -413,7 +412,19 @@ def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, co
             f"The model {what}, and a sampler needs the log density given all of them. Build the model on all of the "
             "data, and pass it q by start= and start_sigma= of pm.fit."
         )
-    points = starts(posterior, chains, rng)
+    points, n_tries = np.empty((0, q.n_dim)), 0
+    while len(points) < chains:
+        if n_tries == _MAX_TRIES:
+            raise ValueError(
+                f"log p is finite at {len(points)} of {_MAX_TRIES * chains:,} draws of q: too few to start {chains} "
+                "chains. Look at approx.status, and give the variables their support by a prior or a transform."
+            )
+        theta, n_tries = q.draw(chains, rng), n_tries + 1
+        # Reparametrised models can have draws that are NaN.
+        finite = np.isfinite(theta).all(axis=1)
+        finite[finite] = np.isfinite(density.logp(theta[finite]))
+        points = np.concatenate([points, theta[finite]])
+    points = points[:chains]
     values = Constrainer.of(density, deterministics=False)(points)
     names = [rv.name for rv in posterior.model.free_RVs]
     initvals = [{name: np.array(values[name][chain]) for name in names} for chain in range(chains)]
@@ -426,20 +437,3 @@ def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, co
             f"The covariance of q is not finite (q is a {q.name}): it can't be a mass matrix. Fit with family='full'."
         )
     return SamplerInit(posterior.model, posterior.layout, points, initvals, q.mean(), np.array(found, dtype=np.float64))
-
-
-def starts(posterior: Posterior, chains: int, rng: np.random.Generator) -> Array:
-    """Return draws of q where log p is finite, (chains, n_dim)."""
-    starts = np.empty((0, posterior.layout.n_dim))
-    for _ in range(_MAX_TRIES):
-        theta = posterior.distribution.draw(chains, rng)
-        # Reparametrised models can have draws that are NaN.
-        finite = np.isfinite(theta).all(axis=1)
-        finite[finite] = np.isfinite(posterior.density.logp(theta[finite]))
-        starts = np.concatenate([starts, theta[finite]])
-        if len(starts) >= chains:
-            return starts[:chains]
-    raise ValueError(
-        f"log p is finite at {len(starts)} of {_MAX_TRIES * chains:,} draws of q: too few to start {chains} "
-        "chains. Look at approx.status, and give the variables their support by a prior or a transform."
-    )

@@ -2,7 +2,6 @@
 
 import functools
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -10,114 +9,32 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
-from pymc_ngvi.core.messages import N_NAMED, percent
+from pymc_ngvi.core.messages import percent
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Indices
-from pymc_ngvi.density.by_rows import ModelRows, NoRows, PredictorKind, RowKind
+from pymc_ngvi.density.by_rows import ModelRows
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.families.sparse import find_blocks
 from pymc_ngvi.graphs.layout import Layout
 
-# --- the rows of a model in words: how many, of which variable, and functions of what ---
-
-#: Share of entries from which on X is called dense, and at most of a Hessian that is not.
+#: At most of a Hessian that is not dense.
 _DENSE = 0.999
 
 
-def rows_in_words(rows: ModelRows, layout: Layout) -> list[str]:
+def rows_in_words(rows: ModelRows) -> list[str]:
     """Return lines that say what the rows are; names in backticks."""
-    n = sum(kind.n for kind in rows.kinds)
-    if not (n or rows.why_not or rows.rest):
-        return []
-    if not n:
-        return [f"No rows: {rows.why_not or _rest(rows.rest)}."]
-    not_all = f"Not all of log p is a sum over rows: {_rest(rows.rest)}. The other parts are:"
-    lines = [not_all if rows.rest else f"Log p is a sum over {count(n, 'row')}:"]
-    lines += [*(f"- {words}" for words in kinds_in_words(rows.kinds, layout)), _matrix(rows)]
-    if rows.why_not and not rows.rest:
-        lines.append(f"No expectations are taken by rows: {rows.why_not}.")
-    return lines
-
-
-def _rest(rest: Sequence[NoRows]) -> str:
-    return "; ".join(f"{_of(part)} is none ({part.why})" for part in rest)
-
-
-def _of(part: RowKind | NoRows) -> str:
-    before = {"observed": "", "prior": "the prior of ", "potential": "the Potential "}[part.role]
-    return f"{before}`{part.variable}`"
-
-
-def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[str]:
-    """Return kinds of rows in words; priors of single coordinates are said together."""
-    of_variable, words = dict[object, list[RowKind]](), list[str]()
-    for kind in kinds:
-        is_alone = kind.role == "prior" and len(kind.predictors) == 1 and kind.predictors[0].is_coordinate
-        of_variable.setdefault("alone" if is_alone else (kind.role, kind.variable), []).append(kind)
-    alone = of_variable.pop("alone", [])
-    for group in of_variable.values():
-        alike: dict[str, list[RowKind]] = {}  # rows of other values may be other functions of the same predictors
-        for kind in group:
-            alike.setdefault(_kind(kind, layout), []).append(kind)
-        few = len(alike) <= N_NAMED
-        said = [f"{count(sum(kind.n for kind in of), 'row')}{text}" for text, of in alike.items()]
-        words += said if few else [_many(group)]
-    if alone:
-        names = list(dict.fromkeys(f"`{kind.variable}`" for kind in alone))
-        prior = "prior" if len(names) == 1 else "priors"
-        n = sum(kind.n for kind in alone)
-        words.append(f"{count(n, 'row')} of the {prior} of {_listed(names, 'and')}, each a function of one coordinate")
-    return words
-
-
-def _kind(kind: RowKind, layout: Layout) -> str:
-    k = len(kind.predictors)
-    each = ", each a function" if kind.n > 1 else ", a function"
-    fewer = f" that varies in {count(kind.n_directions, 'direction')}" if kind.n_directions < k else ""
-    of = f"{count(k, 'predictor')}{fewer}: {_predictors(kind, layout)}"
-    return f" of {_of(kind)}{each} of {of}"
-
-
-def _many(group: list[RowKind]) -> str:
-    least, *_, most = sorted(len(kind.predictors) for kind in group)
-    how_many = f"{least} to " * (least < most) + count(most, "predictor")
-    rows = count(sum(kind.n for kind in group), "row")
-    return f"{rows} of {_of(group[0])}, functions of {how_many}, of {len(group)} kinds"
-
-
-def _predictors(kind: RowKind, layout: Layout) -> str:
-    """Return what the predictors of a kind are, those that all rows share last."""
-    # How many there are, by the words for one, and for several.
-    own, shared = Counter[tuple[str, str]](), []
-    for predictor in kind.predictors:
-        names, is_coordinate = _names(predictor, layout), predictor.is_coordinate
-        label = f"`{layout.label(int(predictor.coordinates[0]))}`" if is_coordinate else f"one linear in {names}"
-        if kind.n > 1 and len(np.unique(predictor.number)) == 1:
-            shared.append(label)
-        elif is_coordinate and kind.n > 1:
-            own[f"an element of {names}", f"elements of {names}"] += 1
-        else:
-            own[label, f"linear in {names}"] += 1
-    parts = [one if n == 1 else f"{n} {several}" for (one, several), n in own.items()]
-    if shared:
-        parts.append(f"{_listed(shared, 'and')}, shared by all" if kind.n > 1 else _listed(shared, "and"))
-    return "; ".join(parts)
-
-
-def _names(predictor: PredictorKind, layout: Layout) -> str:
-    at = predictor.coordinates
-    inside = (v for v in layout.variables if np.any((at >= v.where.start) & (at < v.where.stop)))
-    return _listed([f"`{v.value_name}`" for v in inside], "and")
-
-
-def _matrix(rows: ModelRows) -> str:
-    """Return how large X is, and how dense."""
-    if not rows.n_linear:
-        return "All predictors are coordinates themselves."
-    n, n_dim = rows.n_linear, rows.n_dim
-    per_row = rows.n_entries / n
-    shape = f"X, which makes the linear predictors: {n:,} x {n_dim:,}"
-    return f"{shape}, dense." if per_row >= _DENSE * n_dim else f"{shape}, {per_row:.3g} entries a row."
+    before = {"observed": "", "prior": "the prior of ", "potential": "the Potential "}
+    rest = "; ".join(f"{before[part.role]}`{part.variable}` is none ({part.why})" for part in rows.rest)
+    if not rows.parts:
+        why = rows.why_not or rest
+        return [f"No rows: {why}."] if why else []
+    own = [f"{part.n:,} of {before[part.role]}`{part.variable}`" for part in rows.parts if part.role != "prior"]
+    of_priors = [f"{part.n:,} of `{part.variable}`" for part in rows.parts if part.role == "prior"]
+    parts = "; ".join(filter(None, [_listed(own), f"of priors, {_listed(of_priors)}" if of_priors else ""]))
+    if rest:
+        return [f"Not all of log p is a sum over rows: {rest}. The other parts are: {parts}."]
+    lines = [f"Log p is a sum over {count(sum(part.n for part in rows.parts), 'row')}: {parts}."]
+    return [*lines, f"No expectations are taken by rows: {rows.why_not}."] if rows.why_not else lines
 
 
 def count(n: int, noun: str) -> str:
@@ -281,7 +198,7 @@ class ModelStructure:
     # --- in words ---
 
     def __str__(self) -> str:
-        return "\n".join([self.in_blocks, *([] if self.rows is None else rows_in_words(self.rows, self.layout))])
+        return "\n".join([self.in_blocks, *([] if self.rows is None else rows_in_words(self.rows))])
 
     @property
     def in_blocks(self) -> str:
@@ -300,7 +217,7 @@ class ModelStructure:
         if len(blocks) > _N_GROUPS:
             coordinates, sizes = (np.concatenate(of) for of in zip(*(part[2:] for part in blocks), strict=True))
             blocks = [Part("blocks", self._variables_of(coordinates), coordinates, sizes)]
-        parts = [f"{count(self.n_global, 'global parameter')} ({self._numbers(border)})"] * bool(border)
+        parts = [f"{count(self.n_global, 'global parameter')} ({self._numbers(border)})"] if border else []
         for part in blocks:
             noun = "independent block" if len(part.sizes) > 1 else "block"
             names = _listed([self.name(v) for v in part.variables])

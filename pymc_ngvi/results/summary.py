@@ -28,7 +28,6 @@ from pymc_ngvi.results.diagnosis import (
     budget_of,
     log_ratio_of,
     own_generator,
-    weights_and_elbo,
     wrap,
 )
 from pymc_ngvi.results.distributions import (
@@ -58,7 +57,7 @@ def verdict_on(
         n = budget_of(posterior).n_weights if of_fit else khat_draws
         if n or weighted:
             new = None if of_fit else np.random.default_rng(seed)
-            weights = weights_and_elbo(log_ratio_of(posterior, n, new))[0]
+            weights = weigh(log_ratio_of(posterior, n, new))[1]
         if weights is not None and not weighted:
             again = own_generator(record) if of_fit else np.random.default_rng(seed)
             remark = q.remark(posterior.density, record, weights.n_draws, again)
@@ -132,7 +131,8 @@ def _as_printed(table: pd.DataFrame) -> list[list[str]]:
 
 def as_text(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
     """Return one table with a heading above each section, the columns of all of them aligned."""
-    indent, rows = "  " * (len(sections) > 1 or "" not in sections), [row for part in sections.values() for row in part]
+    indent = "  " if len(sections) > 1 or "" not in sections else ""
+    rows = [row for part in sections.values() for row in part]
     labels = max([len(label) for label, _ in rows], default=0) + len(indent)
     widths = [max(map(len, column)) for column in zip(columns, *(cells for _, cells in rows), strict=True)]
     lines = [("", list(columns))]
@@ -148,10 +148,6 @@ def as_text(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
 POPULATION = "Population-level parameters"
 #: Axes of draws.
 _SAMPLE = ("chain", "draw")
-
-
-def _levels(group: Grouping) -> str:
-    return f"{group.name} ({group.n_levels:,} levels)"
 
 
 def _counts(roles: Roles) -> list[str]:
@@ -375,10 +371,11 @@ class Planned:
         sections = {POPULATION: [name for name in sizes if name not in apart]}
         for g in roles.groups:
             correlated = g.packed or any("corr" in name for name in g.scales)
-            sections[f"Standard deviations{' and correlations' * bool(correlated)}: {_levels(g)}"] = g.scales
+            what = "Standard deviations and correlations" if correlated else "Standard deviations"
+            sections[f"{what}: {g.name} ({g.n_levels:,} levels)"] = g.scales
         if group_effects:
             for g in roles.groups:
-                sections[f"Effects: {_levels(g)}"] = g.effects or g.offsets
+                sections[f"Effects: {g.name} ({g.n_levels:,} levels)"] = g.effects or g.offsets
         shown = {heading: tuple(names) for heading, names in sections.items() if names} or {"": tuple(sizes)}
         if not roles.groups:
             shown = {"": tuple(name for names in shown.values() for name in names)}
@@ -575,7 +572,10 @@ def prior_sensitivity(
             "log_likelihood": one_chain({"likelihood": of_likelihood}),
         }
     )
-    khat = {"prior": _khat(of_prior), "likelihood": _khat(of_likelihood)}
+    khat = {  # the larger of both powers; -inf where weights are equal
+        name: max(pareto_khat((power - 1.0) * of, np.zeros_like(of)) for power in _POWERS)
+        for name, of in (("prior", of_prior), ("likelihood", of_likelihood))
+    }
     limit = khat_limit(draws)
     doubts = (*doubts, *(f"k-hat of {name} is above {limit:.2g}" for name, value in khat.items() if value > limit))
     summary = functools.partial(imported("arviz_stats").psense_summary, alphas=_POWERS)
@@ -636,8 +636,3 @@ def _shown(posterior: Posterior, theta: Array, var_names: Names, seed: int) -> x
     made = in_numbers(tree["posterior"].to_dataset())
     shown = made[names] if planned is None else planned.arranged(made)[0]
     return shown[[name for name, of in shown.data_vars.items() if (np.ptp(of.to_numpy(), axis=(0, 1)) > 0.0).any()]]
-
-
-def _khat(log_density: Array) -> float:
-    """Return the larger k-hat of the weights of both powers; -inf where these are equal."""
-    return max(pareto_khat((power - 1.0) * log_density, np.zeros_like(log_density)) for power in _POWERS)

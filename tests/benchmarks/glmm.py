@@ -3,8 +3,9 @@
 Beside the published rows of stochastic gradients stand ours of the same methods, and those of our own step rule. Each
 fit runs in a process of its own: the first seed with an empty compile cache (cold), then all seeds with the cache that
 this has left (warm). A run can be stopped and resumed: rows that are in the results file already are not run again.
-Methods that the package does not have are skipped, with the reason in their row. From a checkout that is not installed,
-set ``PYTHONPATH`` to its root.
+Methods that the package does not have are skipped, with the reason in their row. With ``--once`` a row is one process
+for each seed, for what takes hours, and keeps the way of the ELBO for the figure (figure 4 of the paper).
+From a checkout that is not installed, set ``PYTHONPATH`` to its root.
 
 Examples
 --------
@@ -12,6 +13,7 @@ Examples
 
     python glmm.py --data DATA
     python glmm.py --data DATA --models epilepsy --kinds default --groups 10 --out small.csv --table small.md
+    python glmm.py --data DATA --once --seeds 1 --kinds gva-euclidean-adam rvb1-euclidean-adam
     python glmm.py --seeds 0
 
 References
@@ -29,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
 import models_glmm
 import numpy as np
 
@@ -37,6 +40,9 @@ from isolated import report, run_process, script
 from pages import column_of, measured_on, median, significant, table, write_between_marks
 from records import Records, Row
 from timed_fit import FIT_FIELDS, refusal, timed_fit
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
 
 MODELS = tuple(models_glmm.TABLE_6)
 TITLES = {
@@ -49,6 +55,7 @@ ELBO_DRAWS = 20_000
 LHAT_SEED, ELBO_SEED = 100_000, 500_000
 CHUNK_ELEMENTS = 4_000_000
 MOST_ITERATIONS = 100_000
+PATH_WINDOW = 250  # iterations over which the figure averages log p - log q
 
 
 class Published(NamedTuple):
@@ -135,13 +142,15 @@ FIELDS = (
     "model", "n_groups", "kind", "seed", "cache", *FIT_FIELDS, "lhat", "lhat_se", "elbo", "elbo_se", "left_out",
     "process_seconds", "note", "date", "environment",
 )  # fmt: skip
+PATH_FIELDS = ("model", "kind", "seed", "iteration", "elbo")
 
 CAPTION = f"""\
 L-hat is the mean of log p - log q over {LHAT_DRAWS:,} fresh draws at the end, as in the paper, and "ELBO" the same over
 {ELBO_DRAWS:,} draws. Both leave out the constants that the paper does: those of the priors and of q, and log y! in the
 Poisson model. Numbers are medians over seeds, with the range in brackets. Seconds are those of the call of `pm.fit`:
 cold with an empty compile cache, warm in a new process with the cache that the cold run has left; building the model is
-not included. The published seconds are those of a Julia program on a Xeon Gold 5222.
+not included. Rows without them were run once, beside other work: their processor seconds count, which all rows have.
+The published seconds are those of a Julia program on a Xeon Gold 5222.
 """
 
 
@@ -151,45 +160,74 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.cell:
         run_cell(options)
         return
-    records = Records(options.out, FIELDS)
+    records, paths = Records(options.out, FIELDS), Records(options.paths, PATH_FIELDS)
     if options.seeds:
         if options.data is None or not options.data.is_dir():
             raise SystemExit("Give --data, the folder that holds the data sets.")
-        run_missing(records, options)
+        run_missing(records, paths, options)
     write_between_marks(options.table, write_tables(records.read()), Path(__file__).name)
+    if ways := paths.read():
+        draw_paths(ways, options.figure)
 
 
-def run_missing(records: Records, options: argparse.Namespace) -> None:
+def run_missing(records: Records, paths: Records, options: argparse.Namespace) -> None:
     """Run what is missing; rows that were skipped or failed are tried again."""
     records.drop(lambda row: not row["seconds"] and row["kind"] in options.kinds)
     for model in options.models:
         n_groups = models_glmm.load(model, options.data, options.groups).n_groups
         for kind in options.kinds:
-            run_kind(model, n_groups, kind, records, options)
+            if options.once:
+                run_once(model, n_groups, kind, records, paths, options)
+            else:
+                run_kind(model, n_groups, kind, records, options)
 
 
 def run_kind(model: str, n_groups: int, kind: str, records: Records, options: argparse.Namespace) -> None:
     """Run one kind on one model: the first seed cold, then all of them warm."""
     cells = [("cold", 1), *(("warm", seed) for seed in range(1, options.seeds + 1))]
-    done = {(r["model"], int(r["n_groups"]), r["kind"], r["cache"], int(r["seed"])) for r in records.read()}
-    missing = [cell for cell in cells if (model, n_groups, kind, *cell) not in done]
+    done = _done(records, model, n_groups, kind)
+    missing = [cell for cell in cells if cell not in done]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         if missing and missing[0][0] == "warm":  # the cache of the cold run is gone
             _run(model, kind, 1, Path(folder), options, measure=False)
         for cache, seed in missing:
             # Measuring compiles, too: it must not fill the cache of the warm runs.
             found = _run(model, kind, seed, Path(folder), options, measure=cache == "warm")
-            row = {"model": model, "n_groups": n_groups, "kind": kind, "seed": seed, "cache": cache, **found}
-            date = datetime.datetime.now().isoformat(timespec="seconds")
-            records.append({**row, "date": date, "environment": describe_environment()})
-            print(f"{model} {kind} seed {seed} {cache}: {row.get('status')} {row.get('seconds', '')}", flush=True)
+            _keep(records, {"model": model, "n_groups": n_groups, "kind": kind, "seed": seed, "cache": cache, **found})
             if "seconds" not in found:  # it would end in the same way again
                 break
 
 
+def run_once(
+    model: str, n_groups: int, kind: str, records: Records, paths: Records, options: argparse.Namespace
+) -> None:
+    """Run one kind on one model in one process for each seed, and keep the way of its ELBO."""
+    done = _done(records, model, n_groups, kind)
+    for seed in range(1, options.seeds + 1):
+        if ("once", seed) in done:
+            continue
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            found = _run(model, kind, seed, Path(folder), options, measure=("warm", seed) not in done)
+        for at, elbo in found.pop("path", []):
+            paths.append({"model": model, "kind": kind, "seed": seed, "iteration": at, "elbo": elbo})
+        _keep(records, {"model": model, "n_groups": n_groups, "kind": kind, "seed": seed, "cache": "once", **found})
+
+
+def _done(records: Records, model: str, n_groups: int, kind: str) -> set[tuple[str, int]]:
+    own = [r for r in records.read() if (r["model"], int(r["n_groups"]), r["kind"]) == (model, n_groups, kind)]
+    return {(row["cache"], int(row["seed"])) for row in own}
+
+
+def _keep(records: Records, row: dict[str, object]) -> None:
+    date = datetime.datetime.now().isoformat(timespec="seconds")
+    records.append({**row, "date": date, "environment": describe_environment()})
+    of = f"{row['model']} {row['kind']} seed {row['seed']} {row['cache']}"
+    print(f"{of}: {row.get('status')} {row.get('seconds', '')}", flush=True)
+
+
 def _run(model: str, kind: str, seed: int, folder: Path, options: argparse.Namespace, *, measure: bool) -> dict:
     groups = ["--groups", options.groups] if options.groups else []
-    cell = ["--cell", model, kind, seed, *(["--measure"] if measure else [])]
+    cell = ["--cell", model, kind, seed, *(["--measure"] if measure else []), *(["--once"] if options.once else [])]
     return run_process(script(__file__, "--data", options.data, *groups, *cell), folder, options.limit)
 
 
@@ -203,17 +241,27 @@ def run_cell(options: argparse.Namespace) -> None:
         return
     approx, columns = timed_fit(glmm.model, chosen, seed)
     report(**columns)
+    if approx is not None and options.once:
+        report(path=path_of(approx.hist, glmm.left_out))
     if approx is not None and options.measure:
-        report(**assess(approx, glmm.left_out, seed))
+        report(**assess(approx, glmm.left_out, seed, shortly=options.once))
 
 
-def assess(approx: Any, left_out: float, seed: int) -> dict[str, float]:
+def assess(approx: Any, left_out: float, seed: int, *, shortly: bool = False) -> dict[str, float]:
     """Return the ELBO as the paper estimates it, and on more draws, both without the constants left out there."""
     columns = {"left_out": left_out}
-    for name, n, of_draws in (("lhat", LHAT_DRAWS, LHAT_SEED + seed), ("elbo", ELBO_DRAWS, ELBO_SEED)):
+    estimates = (("lhat", LHAT_DRAWS, LHAT_SEED + seed), ("elbo", ELBO_DRAWS, ELBO_SEED))
+    for name, n, of_draws in estimates[:1] if shortly else estimates:
         h = log_ratios(approx, n, of_draws) - left_out
         columns |= {name: float(h.mean()), f"{name}_se": float(h.std(ddof=1) / np.sqrt(n))}
     return columns
+
+
+def path_of(losses: np.ndarray, left_out: float) -> list[tuple[int, float]]:
+    """Return the last iteration of each window, and its mean of log p - log q without what the paper leaves out."""
+    n = len(losses) // PATH_WINDOW
+    means = -losses[: n * PATH_WINDOW].reshape(n, PATH_WINDOW).mean(axis=1) - left_out
+    return [((i + 1) * PATH_WINDOW, float(mean)) for i, mean in enumerate(means)]
 
 
 def log_ratios(approx: Any, n: int, seed: int) -> np.ndarray:
@@ -249,20 +297,22 @@ def _is_part(model: str, n_groups: int) -> bool:
 
 def _model_table(model: str, rows: Sequence[Row], *, compare: bool) -> list[str]:
     header = ["row", "seeds", "iterations, thousands", "published", "L-hat", "published", "difference", "ELBO"]
-    header += ["gradients", "Hessians", "cold, s", "warm, s", "published", "memory, MiB", "ended"]
+    header += ["gradients", "Hessians", "processor, s", "cold, s", "warm, s", "published", "memory, MiB", "ended"]
     body = []
     for key, kind in KINDS.items():
-        warm, cold = ([r for r in rows if r["kind"] == key and r["cache"] == cache] for cache in ("warm", "cold"))
-        if warm or cold:
-            body.append(_model_row(kind, warm, cold, kind.published.get(model) if compare else None))
+        own = [row for row in rows if row["kind"] == key]
+        if own:
+            body.append(_model_row(kind, own, kind.published.get(model) if compare else None))
     return table(header, body)
 
 
-def _model_row(kind: Kind, warm: Sequence[Row], cold: Sequence[Row], published: Published | None) -> list[object]:
-    of, of_cold = column_of(warm), column_of(cold)
+def _model_row(kind: Kind, rows: Sequence[Row], published: Published | None) -> list[object]:
+    warm, cold, once = ([r for r in rows if r["cache"] == cache] for cache in ("warm", "cold", "once"))
+    measured = warm or once or cold
+    of = column_of(measured)
     lhat = of("lhat")
     off = f"{np.median(lhat) - published.lhat:+.1f}" if published and len(lhat) else "-"
-    ends = [row["status"] + (f" ({row['note']})" if row["note"] else "") for row in warm or cold]
+    ends = [row["status"] + (f" ({row['note']})" if row["note"] else "") for row in measured]
     return [
         kind.label,
         len(lhat),
@@ -274,12 +324,44 @@ def _model_row(kind: Kind, warm: Sequence[Row], cold: Sequence[Row], published: 
         median(of("elbo"), ".2f"),
         median(of("n_gradients"), ",.0f"),
         median(of("n_hessians"), ",.0f"),
-        significant(of_cold("seconds")),
-        significant(of("seconds")),
+        significant(of("cpu_seconds")),
+        significant(column_of(cold)("seconds")),
+        significant(column_of(warm)("seconds")),
         published.seconds if published else "-",
         significant(of("memory")),
         ", ".join(f"{ends.count(end)} {end}" if len(ends) > 1 else end for end in dict.fromkeys(ends)),
     ]
+
+
+# --- figure 4 -----------------------------------------------------------------------------------------------------
+
+STYLES = {"gva": ("GVA", "-"), "rvb1": ("RVB1", "--"), "rvb2": ("RVB2", ":")}
+COLOURS = {
+    "euclidean-adam": ("Euclidean, Adam", "C7"), "natural-adam": ("natural, Adam", "C0"),
+    "natural-snngm": ("natural, SNNGM", "C1"),
+}  # fmt: skip
+#: Nats below and above the best published value that the figure shows.
+SHOWN = {"epilepsy": (12, 1.5), "toenail": (6, 1.5), "hers": (12, 2.5)}
+
+
+def draw_paths(rows: Sequence[Row], file: Path) -> None:
+    """Draw the mean of log p - log q over windows of iterations against iterations."""
+    figure, axes = plt.subplots(1, len(MODELS), figsize=(13, 4.8), layout="constrained")
+    for axis, model in zip(axes, MODELS, strict=True):
+        for name, (parametrisation, style) in STYLES.items():
+            for step, (method, colour) in COLOURS.items():
+                own = [r for r in rows if (r["model"], r["kind"], r["seed"]) == (model, f"{name}-{step}", "1")]
+                of = column_of(own)
+                label = f"{parametrisation}, {method}"
+                axis.plot(of("iteration") / 1_000, of("elbo"), style, color=colour, lw=1.2, label=label)
+        best = max(kind.published[model].lhat for kind in KINDS.values() if kind.published)
+        below, above = SHOWN[model]
+        axis.set(title=TITLES[model], xlabel="iterations, thousands", ylim=(best - below, best + above))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel(f"mean of log p - log q over {PATH_WINDOW} iterations, nats")
+    axes[-1].legend(fontsize=8, loc="lower right")
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -294,7 +376,10 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--groups", type=int, help="take the first groups only, to try the script out")
     parser.add_argument("--limit", type=float, default=1_800.0, help="seconds for one process")
     parser.add_argument("--out", type=Path, default=docs / "tan_glmm.csv")
+    parser.add_argument("--once", action="store_true", help="one process for each seed, and the way of its ELBO")
+    parser.add_argument("--paths", type=Path, default=docs / "tan_glmm_paths.csv", help="the ways of the ELBO")
     parser.add_argument("--table", type=Path, default=docs / "tan_glmm.md", help="page with marks, or a new file")
+    parser.add_argument("--figure", type=Path, default=docs / "tan_glmm.png")
     parser.add_argument("--cell", nargs=3, metavar=("MODEL", "KIND", "SEED"), help=argparse.SUPPRESS)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

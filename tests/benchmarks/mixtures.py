@@ -38,8 +38,8 @@ from timed_fit import FIT_FIELDS, refusal, timed_fit
 
 sys.path.append(str(Path(__file__).parents[1]))  # the targets are among the tests
 
-from mixture_posteriors import POSTERIORS, posterior
 from mixture_targets import TARGETS, Modes, Target, target
+from normal_mixtures import POSTERIORS
 
 GERMAN = "german"
 SINGLE, AUTO, STUDENT = "single", "auto", "student_t"
@@ -148,7 +148,7 @@ def run_cell(options: argparse.Namespace) -> None:
     """Fit, and report the figures as JSON."""
     name, method, seed = options.cell[0], options.cell[1], int(options.cell[2])
     start = time.perf_counter()
-    known = None if name == GERMAN else target(name) if name in TARGETS else posterior(name)
+    known = None if name == GERMAN else target(name) if name in TARGETS else POSTERIORS[name]()
     model = known.build() if known else measure.load_models(options.references).german(options.data)
     report(model_seconds=time.perf_counter() - start)
     chosen = fit_options(method) | (known.options if known else {})

@@ -33,7 +33,7 @@ from records import Records, Row
 
 sys.path.append(str(Path(__file__).parents[1]))  # the targets are among the tests
 
-from mixture_posteriors import EFFECTS, ERRORS, posterior
+from mixture_posteriors import EFFECTS, ERRORS, eight_schools
 from mixture_targets import target
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -132,7 +132,7 @@ CASES = {
     "banana": Case(_known("banana"), WRONG, ("x1", "x2")),
     "two modes": Case(_known("two modes"), WRONG, ("x",), thorough=True, options=target("two modes").options),
     "unknown sign": Case(lambda *_: sign_unknown(), WRONG, ("theta",), thorough=True),
-    "eight schools, centred": Case(lambda *_: posterior("eight schools").build(), WRONG, ("tau",)),
+    "eight schools, centred": Case(lambda *_: eight_schools().build(), WRONG, ("tau",)),
     "toenail, centred": Case(_real("toenail_centred"), WRONG, ("s",), needs_data=True),
     "german": Case(_real("german"), RIGHT, needs_data=True),
     "heart": Case(_real("heart"), RIGHT, needs_data=True),

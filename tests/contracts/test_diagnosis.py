@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 from gaussian import MEANS, SDS, SEEDS, fit, gaussian_model
-from mixture_posteriors import posterior
+from mixture_posteriors import eight_schools
 from mixture_targets import target
 from numpy.testing import assert_allclose
 from texts import run
@@ -22,9 +22,8 @@ from pymc_ngvi import LogDensity, NGVIApproximation, Status
 from pymc_ngvi.core.importance import Weights
 from pymc_ngvi.families import DiagonalState, traits_of
 from pymc_ngvi.fitting.record import OtherMode
-from pymc_ngvi.results.diagnosis import Context, context_of, findings_of, other_modes
+from pymc_ngvi.results.diagnosis import Context, Moved, context_of, findings_of, other_modes
 from pymc_ngvi.results.distributions import distribution_of
-from pymc_ngvi.results.drifts import Moved
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -57,7 +56,7 @@ def two_signs(constant=0.0, centre=0.0):
 WRONG = {
     "funnel": (lambda: target("funnel").build(), "`v`"),
     "banana": (lambda: target("banana").build(), "`x"),
-    "eight schools": (lambda: posterior("eight schools").build(), "`tau_log__`"),
+    "eight schools": (lambda: eight_schools().build(), "`tau_log__`"),
 }
 
 
@@ -171,7 +170,7 @@ def test_cures_go_with_what_the_model_is(family, groups, has_hessian, expected, 
 
 @pytest.fixture(scope="module")
 def schools():
-    return fit(posterior("eight schools").build())
+    return fit(eight_schools().build())
 
 
 def test_the_cure_of_a_model_with_groups_names_the_exact_posterior_and_the_reparametrisation(schools):
@@ -233,11 +232,6 @@ def test_crossed_effects_are_told_of_a_posterior_and_not_of_the_reparametrisatio
     assert context.has_groups
     assert context.shape_cure().startswith(f"Try posterior='{posterior}', another parametrisation")
     assert "reparam" not in context.shape_cure()
-
-
-def test_a_nested_posterior_is_no_cure_where_it_was_tried(schools):
-    record = dataclasses.replace(schools.record, of_posterior="Gaussian: the effective sample size is 9.")
-    assert "nested" not in context_of(dataclasses.replace(schools._posterior, record=record)).shape_cure()
 
 
 # --- the report ---

@@ -9,8 +9,8 @@ from numpy.testing import assert_allclose
 
 from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.results.diagnosis import critical, joint_drift_of, move, moved_drift_of
 from pymc_ngvi.results.distributions import distribution_of
-from pymc_ngvi.results.drifts import critical, joint_drift_of, move, moved_drift_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

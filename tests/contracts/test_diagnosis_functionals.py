@@ -17,8 +17,8 @@ from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.density.constrain import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results import diagnosis as making
+from pymc_ngvi.results.diagnosis import weighted_shift_of
 from pymc_ngvi.results.distributions import Distribution, MovePlan, distribution_of
-from pymc_ngvi.results.drifts import weighted_shift_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
+from pymc_ngvi.results.diagnosis import equal_modes, families_of
 from pymc_ngvi.results.distributions import distribution_of
-from pymc_ngvi.results.drifts import equal_modes, families_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -74,20 +74,16 @@ def test_only_labels_with_the_same_weight_are_exchanged():
     assert found.number == 4
 
 
-@pytest.mark.parametrize("as_vectors", [True, False])
-def test_a_probability_turns_to_its_complement_as_two_labels_are_exchanged(as_vectors):
+def test_a_probability_turns_to_its_complement_as_two_labels_are_exchanged():
     y = np.random.default_rng(1).normal(size=20)
     with pm.Model() as model:
         w = pm.Beta("w", 2.0, 2.0)
-        if as_vectors:
-            mu = pm.Normal("mu", 0.0, 5.0, shape=2)
-        else:
-            mu = pt.stack([pm.Normal("mu_a", 0.0, 5.0), pm.Normal("mu_b", 0.0, 5.0)])
+        mu = pm.Normal("mu", 0.0, 5.0, shape=2)
         pm.NormalMixture("y", w=pt.stack([w, 1.0 - w]), mu=mu, sigma=1.0, observed=y)
-    density, q = place(model, w=0.3, mu=[0.0, 3.0], mu_a=0.0, mu_b=3.0)
+    density, q = place(model, w=0.3, mu=[0.0, 3.0])
     (found,), _ = found_in(density, q)
     assert (found.kind, found.number) == ("labels", 2)
-    assert set(found.names) == ({"w", "mu"} if as_vectors else {"w", "mu_a", "mu_b"})
+    assert set(found.names) == {"w", "mu"}
 
 
 def test_both_axes_of_a_transition_matrix_are_exchanged():

@@ -124,16 +124,6 @@ def test_a_gaussian_that_has_gone_on_alone(tmp_path):
     assert_same(approx, again)
 
 
-def test_the_verdict_is_kept():
-    approx = elsewhere(fitted("two"))
-    said = str(approx.diagnose().checks)
-    again = load(approx.to_datatree(), model_of("two"))
-    assert again.sample(5).posterior.attrs["verdict"] == approx.diagnose().verdict
-    before = again.density.n_gradients
-    assert str(again.checks) == said
-    assert again.density.n_gradients == before
-
-
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_moments_of_a_file_compile_nothing(name, monkeypatch):
     tree = fitted(name).to_datatree()
@@ -149,16 +139,6 @@ def test_moments_of_a_file_compile_nothing(name, monkeypatch):
     again.to_datatree()
     with pytest.raises(AssertionError, match="terms were compiled"):
         again.sample(2)
-
-
-def test_other_readers():
-    tree = fitted("one").to_datatree(draws=20, random_seed=1)
-    assert_array_equal(tree["unconstrained/b"].sel(moment="mean"), fitted("one").mean_flat[2:])
-    assert tree["approximation"].attrs["posterior"].startswith("Exact up to simulation error")
-    assert tree.posterior.sizes["draw"] == 20
-    xr.testing.assert_equal(
-        tree["posterior"].to_dataset(), fitted("one").sample(20, random_seed=1)["posterior"].to_dataset()
-    )
 
 
 # --- data, and models -------------------------------------------------------------------------------------------------

@@ -305,15 +305,6 @@ def test_weights_and_their_transpose_and_biases_as_weights():
     check(model, tied, "layers")
 
 
-def test_one_element_beside_the_whole():
-    with pm.Model() as model:
-        w = normal("w", D)
-        pm.Normal("y", X @ w + w[0] * w[1], 1.0, observed=REAL)
-    density = LogDensity(model, "quick")
-    theta = np.random.default_rng(3).normal(size=(3, density.n_dim))
-    compare(density, theta, lambda p: -0.5 * (REAL - X @ p - p[0] * p[1]) ** 2)
-
-
 # --- otherwise, axis by axis -----------------------------------------------------------------------------------------
 
 

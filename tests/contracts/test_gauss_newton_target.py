@@ -64,36 +64,7 @@ def logistic_prior(theta):
     return stats.norm.logpdf(theta, 0.1, [3.1, 2.1, 2.1]).sum()
 
 
-def poisson_glmm(x=X, y=COUNTS, group=GROUP):
-    """Hierarchical: the scale of the effects is a variable, on the log scale."""
-    with pm.Model() as model:
-        slope = pm.Normal("slope", 0.1, 2.1, shape=2)
-        scale = pm.HalfNormal("scale", 1.3)
-        effect = pm.Normal("effect", 0.1, scale, shape=5)
-        pm.Poisson("y", mu=pt.exp(x @ slope + effect[group]), observed=y)
-    return model
-
-
-def glmm_rows(theta):
-    return stats.poisson.logpmf(COUNTS, np.exp(X @ theta[:2] + theta[3:][GROUP]))
-
-
-def glmm_prior(theta):
-    scale = np.exp(theta[2])
-    parts = [
-        stats.norm.logpdf(theta[:2], 0.1, 2.1).sum(),
-        stats.halfnorm.logpdf(scale, scale=1.3) + theta[2],
-        stats.norm.logpdf(theta[3:], 0.1, scale).sum(),
-    ]
-    return sum(parts)
-
-
 # --- values -----------------------------------------------------------------------------------------------------------
-
-
-def test_hierarchical_poisson():
-    density = LogDensity(poisson_glmm(), "quick")
-    check(density, glmm_rows, glmm_prior, models.random_points(density, 3, 2))
 
 
 def test_minibatch():

@@ -35,15 +35,6 @@ def test_the_prior_of_three_standard_deviations_and_their_correlations(eta):
     assert log_excess(model) == pytest.approx(np.log(weights.mean()), abs=4 * error)
 
 
-def test_the_prior_of_a_covariance_integrates_to_the_same():
-    with pm.Model() as model:
-        pm.LKJCholeskyCov("c", n=2, eta=1.0, sd_dist=pm.LogNormal.dist(0.0, 1.0, shape=2), compute_corr=False)
-    density, line = LogDensity(model), np.linspace(-8.0, 8.0, 161)
-    points = np.stack(np.meshgrid(line, line, line, indexing="ij"), axis=-1).reshape(-1, 3)
-    integral = np.exp(density.logp(points)).sum() * (line[1] - line[0]) ** 3
-    assert log_excess(model) == pytest.approx(np.log(integral), abs=0.02)
-
-
 def test_two_matrices_count_twice():
     with pm.Model() as model:
         pm.LKJCorr("c", n=2, eta=2.0, shape=(2, 2, 2))

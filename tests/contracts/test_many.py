@@ -5,7 +5,6 @@ import importlib
 import logging
 import os
 import re
-import signal
 import threading
 import warnings
 import weakref
@@ -21,7 +20,6 @@ import pymc_ngvi
 
 from pymc_ngvi.core.messages import Reason, Unavailable
 from pymc_ngvi.many import N_PILOTS, Fitter
-from pymc_ngvi.methods.linesearch import LineSearch
 from pymc_ngvi.posteriors import kinds as trees
 
 fitting = importlib.import_module("pymc_ngvi.many")  # a function has its name
@@ -552,30 +550,6 @@ def test_data_that_can_not_be_read_on_lose_no_fit_that_was_done():
     assert np.isfinite(many.dataset.mu).all()
     with pytest.raises(OSError, match="no such file"):
         pymc_ngvi.fit_many(mean_of_normal(), source(0), **QUIET)
-
-
-@pytest.mark.usefixtures("_sigint")
-def test_an_interrupt_within_a_fit_leaves_that_one_out(monkeypatch):
-    """A fit keeps what it has at an interrupt: it is no fit of its data."""
-    approx, step, within = Fitter.approx, LineSearch.step, []
-
-    def fitted(self, index, arrays):
-        within[:] = [index]
-        return approx(self, index, arrays)
-
-    def interrupted(self, *args):
-        if within.pop() == 2:
-            signal.raise_signal(signal.SIGINT)
-        within.append(-1)
-        return step(self, *args)
-
-    monkeypatch.setattr(Fitter, "approx", fitted)
-    monkeypatch.setattr(LineSearch, "step", interrupted)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        many = pymc_ngvi.fit_many(intercepts(), data_sets(5), posterior="gaussian", **QUIET)
-    assert any("Interrupted" in str(w.message) for w in caught)
-    assert many.dataset.fit.values.tolist() == [0, 1]
 
 
 def test_the_model_of_a_fit_can_be_copied():

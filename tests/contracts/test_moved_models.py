@@ -72,15 +72,6 @@ def bent(d=16):
     return model
 
 
-def two_modes():
-    with pm.Model() as model:
-        x = pm.Flat("x", shape=2, initval=np.zeros(2))
-        apart = 0.5 * ((x[1]) ** 2)
-        one, other = (np.log(w) - 0.5 * (x[0] - at) ** 2 for w, at in ((0.7, 3.0), (0.3, -3.0)))
-        pm.Potential("p", pm.math.logaddexp(one, other) - apart)
-    return model
-
-
 #: Means and standard deviations of 100,000 draws by NUTS (nutpie 0.16), of effective sizes above 40,000.
 BY_NUTS = {
     "slope": (
@@ -122,16 +113,6 @@ def test_it_is_the_exact_posterior_where_there_is_one():
     error = np.sqrt(2.0 / size)
     assert_allclose((approx.mean_flat - exact.mean_flat) / exact.sd_flat, 0.0, atol=MOST_ERRORS * error)
     assert_allclose(approx.sd_flat / exact.sd_flat, 1.0, atol=MOST_ERRORS * error)
-
-
-def test_two_modes_are_right_or_refused():
-    try:
-        approx = fit(two_modes(), posterior="moved")
-    except NotExactError as error:
-        reason = str(error)
-    else:
-        reason = "right" if abs((approx.draw_flat(4_000, 1)[:, 0] > 0.0).mean() - 0.7) < 0.1 else "wrong"
-    assert reason == "right" or "have not arrived" in reason
 
 
 # --- in the plan ------------------------------------------------------------------------------------------------------
@@ -243,15 +224,6 @@ def test_there_is_no_marginal_likelihood_where_no_gaussian_is_near(monkeypatch):
         approx.log_marginal_likelihood  # noqa: B018
     with pytest.raises(ValueError, match=r"nothing for importance=.psis. to correct"):
         moved(overdispersed).sample(100, importance="psis")
-
-
-def test_files_keep_it(tmp_path):
-    approx = moved(overdispersed)
-    approx.save(tmp_path / "moved.nc")
-    again = pymc_ngvi.load(tmp_path / "moved.nc", overdispersed())
-    assert again.checks == approx.checks
-    assert_array_equal(again.draw_flat(100, 1), approx.draw_flat(100, 1))
-    assert_array_equal(again.chains().posterior["slope"], approx.chains().posterior["slope"])
 
 
 @pytest.mark.parametrize("name", ["x", "logp"])

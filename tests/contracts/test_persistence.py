@@ -11,7 +11,6 @@ from copy import copy as shallow_copy
 from copy import deepcopy
 from dataclasses import fields
 
-import arviz_base
 import cloudpickle
 import h5py
 import numpy as np
@@ -270,13 +269,6 @@ def test_without_the_fit(fitted, tmp_path):
         again.refine(1)
 
 
-def test_options_of_a_fit_are_kept(tmp_path):
-    approx = fit(made(regression), 3, tol=0.02, max_draws=64)
-    again = load(approx.to_datatree(), made(regression))
-    assert_same(refined(approx, 50, tol=0.5), refined(again, 50, tol=0.5))
-    assert again.record.n_gradients < fit(made(regression), 50, tol=0.02, estimator="price").record.n_gradients
-
-
 def test_the_verdict_is_kept(tmp_path):
     """Also one that a longer look has found; q that has moved since then is not judged."""
     model = made(regression)
@@ -339,14 +331,6 @@ def test_draws_are_those_of_sample(fitted, tmp_path):
         assert tree["approximation"].attrs["status"] == "iteration limit"
         assert_array_equal(tree["approximation/q.content.factor"], fitted.q.factor)
     assert_same_q(load(tmp_path / "approx.nc", made(regression)).q, fitted.q)
-
-
-def test_arviz_reads_it(fitted, tmp_path):
-    fitted.save(tmp_path / "approx.nc", draws=20, random_seed=4)
-    tree = arviz_base.convert_to_datatree(str(tmp_path / "approx.nc"))
-    assert tree.posterior.sizes == {"chain": 1, "draw": 20, "k": 2}
-    assert arviz_base.extract(tree, var_names="slope").shape == (2, 20)
-    tree.close()
 
 
 def test_no_dense_matrix_of_a_sparse_precision(tmp_path):

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pymc as pm
-import pytensor
 import pytest
 import xarray as xr
 
@@ -631,7 +630,8 @@ def test_predictions_with_a_level_of_reference():
     np.testing.assert_allclose(found, [1.93, 1.93, 0.0], atol=0.05)
 
 
-def test_labels_of_series_go_on_in_steps():
+@pytest.mark.parametrize(("name", "groups"), [("walk", "known"), ("shock", "new")])
+def test_labels_of_series_go_on_in_steps(name, groups):
     with pm.Model(coords={"day": np.arange(20)}) as model:
         sd = pm.HalfNormal("sd", 1)
         walk = pm.GaussianRandomWalk("walk", sigma=sd, init_dist=pm.Normal.dist(0, 1), dims="day")
@@ -639,66 +639,12 @@ def test_labels_of_series_go_on_in_steps():
         level = pm.Deterministic("level", (walk + total)[pm.Data("at", np.arange(20))])
         pm.Normal("y", level, 1, observed=np.zeros(20))
     approx = approximation(model)
-    of_level = {"var_names": ["level"], "groups": "new", "random_seed": 1}
-    whole, tree = (approx.predict({"day": day, "at": [at]}, **of_level) for day, at in BEFORE_25)
-    assert whole["predictions"].to_dataset().equals(tree["predictions"].to_dataset())
-    for options in ({"var_names": ["walk"]}, {"var_names": ["shock"], "groups": "new"}):
-        with pytest.raises(ValueError, match=r"from 19\.0 to 25\.5, and each element is one step"):
-            approx.predict({"day": [*range(20), 25.5], "at": [20]}, **options)
-        whole, tree = (approx.predict({"day": day, "at": [at]}, **options, random_seed=1) for day, at in BEFORE_25)
-        found = tree["predictions"]
-        assert found.sizes["day"] == 21
-        assert whole["predictions"].to_dataset().sel(day=found.day).equals(found.to_dataset())
-    tree = approx.predict({"day": [*range(20), 25], "at": [20]}, groups="new", var_names=["y"])
+    for last in (25.5, 25):
+        with pytest.raises(ValueError, match=rf"from 19(\.0)? to {last}, and each element is one step"):
+            approx.predict({"day": [*range(20), last], "at": [20]}, var_names=[name], groups=groups)
+    tree = approx.predict({"day": range(26), "at": [25]}, groups="new", var_names=["y"])
     assert tree["predictions"]["y"].shape == (1, 1_000, 1)
-    assert tree["predictions_constant_data"]["at"].values.tolist() == [20]
-
-
-@pytest.mark.parametrize("days", [np.arange(12) + np.datetime64("2026-01-01"), np.cumsum([0.1] * 12)])
-def test_a_gap_of_six_days_is_six_steps(days):
-    with pm.Model(coords={"day": days}) as model:
-        walk = pm.GaussianRandomWalk("walk", 0.2, 0.5, init_dist=pm.Normal.dist(), dims="day")
-        pm.Normal("y", walk, 0.1, observed=np.zeros(12), dims="day")
-    labels = [*days, days[-1] + 6 * (days[1] - days[0])]
-    found = approximation(model).predict({"day": labels}, var_names=["walk", "y"], draws=N_DRAWS, random_seed=3)
-    walk = found["predictions"]["walk"].values[0]
-    assert walk.shape == found["predictions"]["y"].shape[1:] == (N_DRAWS, 13)
-    np.testing.assert_array_equal(found["predictions"]["day"], labels)
-    beyond = walk[:, -1] - walk[:, -2]
-    np.testing.assert_allclose(beyond.mean(), 6 * 0.2, atol=4 * np.sqrt(6 * 0.25 / N_DRAWS))
-    np.testing.assert_allclose(beyond.var(), 6 * 0.25, rtol=8 * OF_VARIANCE)
-
-
-#: All days to the 25th, and without those between, with the place of that one among them.
-BEFORE_25 = [(range(26), 25), ([*range(20), 25], 20)]
-
-
-def test_values_of_the_days_between_are_needed_where_a_series_reads_them():
-    with pm.Model(coords={"day": np.arange(12)}) as model:
-        x = pm.Data("x", np.zeros(12), dims="day")
-        walk = pm.GaussianRandomWalk("walk", 0.2, 0.5, init_dist=pm.Normal.dist(), dims="day")
-        pm.Normal("y", walk + x, 0.1, observed=np.zeros(12), dims="day")
-    with pytest.raises(ValueError, match="from 11 to 17, and each element is one step, of 1, from that before it"):
-        approximation(model).predict({"day": [*range(12), 17], "x": np.zeros(13)}, var_names=["walk"])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of what pymc_extras imports
-def test_a_chain_is_not_begun_anew():
-    extras = pytest.importorskip("pymc_extras")
-    p = np.array([[0.95, 0.05], [0.05, 0.95]])
-    # PyTensor says that it gives up simplifying such loops.
-    with pytensor.config.change_flags(on_opt_error="warn"):
-        with pm.Model():
-            x = pm.Data("x", np.zeros(20))
-            start = pm.Categorical.dist(np.full(2, 0.5))
-            chain = extras.DiscreteMarkovChain("s", P=p, init_dist=start, steps=x.shape[0] - 1)
-            mu = pm.Normal("mu", [0.0, 5.0], 1, shape=2)
-            pm.Normal("y", mu[chain] + x, 1, observed=np.repeat([0.0, 5.0], 10))
-            approx = fit_ngvi(random_seed=1, progressbar=False)
-        assert approx.predict()["predictions"].sizes["y_dim_0"] == 20
-        with pytest.raises(ValueError, match="one distribution together"):
-            approx.predict({"x": np.zeros(25)})
+    assert tree["predictions_constant_data"]["at"].values.tolist() == [25]
 
 
 def test_rows_of_the_fit_are_where_arviz_looks_for_them(fitted):

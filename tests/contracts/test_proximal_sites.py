@@ -1,4 +1,6 @@
-"""The step rule `proximal` beside PG-SVI as printed by Khan et al. (2016), with a site for each row."""
+"""The step rule `proximal` beside PG-SVI as printed by Khan et al. (2016), with a site for each row, and its rates."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -38,21 +40,21 @@ class Batches(NumpyTarget):
 
     has_minibatch, n_batches = True, N // BATCH
 
-    def __init__(self):
+    def __init__(self, rows_of):
         super().__init__(D)
-        self.rows = np.arange(BATCH)
+        self.rows, self.rows_of = np.arange(N), rows_of
 
     def take_batch(self, seed, number):
-        self.rows = batch_of(seed, number)
+        self.rows = self.rows_of(seed, number)
 
     def expected(self, q, rules=None, *, adapt=False, least=-np.inf):
         rows, mean, cov = self.rows, q.mean(), q.cov()
-        x, scale, inverse = X[rows], N / BATCH, np.linalg.inv(PRIOR)
+        x, scale, inverse = X[rows], N / len(rows), np.linalg.inv(PRIOR)
         value, alpha, gamma = slopes(rows, x @ mean, np.einsum("ij,jk,ik->i", x, cov, x))
         grad = scale * x.T @ alpha - inverse @ mean
         hessian = MatrixHessian(-scale * x.T @ (gamma[:, None] * x) - inverse)
         total = scale * value.sum() - 0.5 * mean @ inverse @ mean - 0.5 * np.trace(inverse @ cov)
-        none = RowRules(np.zeros(BATCH, dtype=np.int16), np.zeros(BATCH, dtype=np.float32))
+        none = RowRules(np.zeros(len(rows), dtype=np.int16), np.zeros(len(rows), dtype=np.float32))
         return Expectation(total, 0.0, grad, hessian, none)
 
     def directions(self, rows):
@@ -62,9 +64,9 @@ class Batches(NumpyTarget):
         return True
 
 
-def iterates(n_steps, seed=5):
+def iterates(n_steps, seed=5, beta=BETA, rows_of=batch_of):
     """Return the states of the package's rule, from the prior on."""
-    rule = Proximal(Batches(), UPDATES["natural"], ESTIMATORS["quadrature"], seed=seed, step_size=BETA)
+    rule = Proximal(Batches(rows_of), UPDATES["natural"], ESTIMATORS["quadrature"], seed=seed, step_size=beta)
     state = rule.init(FullState(np.zeros(D), np.linalg.cholesky(PRIOR)))
     for _ in range(n_steps):
         state = rule.step(state)
@@ -113,3 +115,22 @@ def test_q_is_the_prior_times_the_stored_sites(seed):
         mean, cov = np.linalg.solve(precision, X.T @ sites[:, 0]), np.linalg.inv(precision)
         np.testing.assert_allclose(q.mean(), mean, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(q.cov(), cov, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.05, 0.4, 2.0])
+def test_without_noise_the_squared_steps_sum_to_no_more_than_what_was_to_be_gained(beta):
+    """So that the smallest falls as 1/t: divergences over beta are the squares of the paper's theorem 1."""
+    states = [FullState(np.zeros(D), np.linalg.cholesky(PRIOR)), *iterates(60, 5, beta, lambda *_: np.arange(N))]
+    steps = np.array([(q.divergence(p) + p.divergence(q)) / beta for p, q in itertools.pairwise(states)])
+    elbos = [Batches(batch_of).expected(q).value + q.entropy() for q in states]
+    assert 0.2 * (elbos[-1] - elbos[0]) < steps.sum() < elbos[-1] - elbos[0]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_noise_leaves_of_the_squared_steps_is_as_one_by_the_size_of_the_batch(seed):
+    """Theorem 2 of the paper: beside what falls as 1/t, a term in sigma^2 / M stays as long as beta does."""
+    left = []
+    for size in (2, 8):
+        states = iterates(600, seed, 0.1, lambda *at, n=size: np.random.default_rng(at).integers(N, size=n))
+        left.append(np.mean([q.divergence(p) for p, q in itertools.pairwise([*states][100:])]))
+    assert 3.0 < left[0] / left[1] < 5.5

@@ -472,7 +472,7 @@ def test_densities_that_are_no_gaussians(known, seed):
 @pytest.mark.parametrize("p", [3, 6])
 def test_tails_that_bend_away(p, seed):
     known = limited(p)
-    found = Sampler(Double(known.log_density), np.array(known.mean), np.full(p, 0.5), seed, is_cheap=True).run()
+    found = Sampler(Double(known.log_density), np.array(known.mean), np.full(p, 0.5), seed, seconds=0.0).run()
     agrees(known, found)
 
 
@@ -486,7 +486,7 @@ def test_what_a_look_draws_about(share, is_heavy, log_total):
         other = np.log(share) - 0.5 * ((g - bump) ** 2).sum(axis=1)
         return log_total + np.logaddexp(-0.5 * (g**2).sum(axis=1), other)
 
-    sampler = Sampler(Double(log_density), np.zeros(2), np.ones(2), 1, is_cheap=True)
+    sampler = Sampler(Double(log_density), np.zeros(2), np.ones(2), 1, seconds=0.0)
     near, wide = (StudentMixture(np.ones(1), np.zeros((1, 2)), sd * np.eye(2)[None], 1e6) for sd in (1.0, 3.0))
     sampler._add((near, 512), (wide, 64))
     assert sampler._draw_along(sampler._pooled()) == is_heavy

@@ -126,11 +126,6 @@ def test_a_worker_that_is_killed_changes_no_bit(large, n_killed, cluster, refere
     assert killed == [1, 2][:n_killed]
 
 
-@pytest.mark.slow
-def test_a_shard_that_kills_the_worker_which_makes_it(tmp_path, cluster, reference):
-    assert same_bits(fit(Shards(models.killing(tmp_path), KEYS, cluster.get_executor())), reference)
-
-
 def test_a_shard_that_kills_all_workers_ends_the_fit(cluster, monkeypatch):
     monkeypatch.setattr(on_dask, "_MOST_LOST", 1)
     monkeypatch.setattr(cluster.cluster.scheduler, "allowed_failures", 0)

@@ -4,6 +4,7 @@ import functools
 
 from dataclasses import replace
 
+import conditional_family
 import numpy as np
 import pytest
 
@@ -269,6 +270,23 @@ def test_natural_gradient_is_the_inverse_fisher_information_times_the_gradient_o
             assert (se < 0.01 + 0.05 * np.abs(expected).max()).all()
             # 1e-3 of the largest: of quadrature and finite differences.
             assert (np.abs(np.mean(found, axis=0) - expected) < 5 * se + 2e-3 * np.abs(expected).max()).all()
+
+
+@pytest.mark.parametrize(("n_dim", "shape"), [(1, 3.2), (2, 3.2)])
+def test_the_family_of_the_example_has_this_natural_gradient(n_dim, shape):
+    target, q, family = bent(n_dim), state(FullState, n_dim, shape), conditional_family.StudentT(n_dim)
+    exact, here = Exact(n_dim, target._logp), family.parameters(q.gaussian, shape)
+    x, step = exact.coordinates(q), 1e-5
+    expected = np.linalg.solve(hessian_of(lambda y: exact.joint_divergence(x, y), x), gradient_of(exact.elbo, x))
+    found = conditional_family.natural_gradient(family, here, target._logp, family.quadrature(here, 60))
+    ahead, behind = (
+        exact.coordinates(StudentTState(gaussian, np.log(a)))
+        for gaussian, a in (family.state(conditional_family.stepped(here, found, s)) for s in (step, -step))
+    )
+    np.testing.assert_allclose((ahead - behind) / (2 * step), expected, atol=2e-3 * np.abs(expected).max())
+    np.testing.assert_allclose(found.coupling, 0.0, atol=1e-6)  # E[1/w] = 1 whatever a
+    theta = np.random.default_rng(1).standard_normal((50, n_dim))
+    np.testing.assert_allclose(family.log_density(here, theta), q.log_density(theta), rtol=1e-10)
 
 
 @pytest.mark.parametrize("n_dim", [1, 4, 60])

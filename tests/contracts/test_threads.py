@@ -43,15 +43,6 @@ def test_several_that_keep_to_one_thread_leave_none_behind(two_threads, first):
     assert threads() == {2}
 
 
-def test_large_models_by_rows_take_one_thread(two_threads):
-    density = LogDensity(regression())
-    assert not density.is_small
-    assert density.rows is not None
-    with few_threads(density):
-        assert threads() == {1}
-    assert threads() == {2}
-
-
 @pytest.mark.filterwarnings("ignore::pymc_ngvi.ConvergenceWarning")
 def test_a_large_fit_takes_one_thread(two_threads):
     seen = []

@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from mixture_posteriors import posterior
+from mixture_posteriors import eight_schools
 from scipy import stats
 
 import pymc_ngvi
@@ -49,7 +49,7 @@ def easy():
 
 @pytest.fixture(scope="module")
 def schools():
-    return fitted(posterior("eight schools").build())
+    return fitted(eight_schools().build())
 
 
 # --- what weights say -------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ def main():
     options = parser.parse_args()
     logging.getLogger("pymc").setLevel(logging.ERROR)
     records, n_wrong = {part: files.read(part) for part in options.parts}, 0
-    for name, part in _cases(options.parts, options.only):
+    cases = [(name, part) for part in options.parts for name in (FITS if part == "fits" else MODELS)]
+    for name, part in (case for case in cases if options.only in case[0]):
         start, record = time.process_time(), records[part]
         new = files.measure(part, name)
         wrong = files.differ(part, record[name], new) if name in record else ["it is new"]
@@ -30,13 +31,6 @@ def main():
             files.write(part, record)
     print(f"{n_wrong} differ.")
     return 0 if options.make else min(n_wrong, 1)
-
-
-def _cases(parts, only):
-    """Return the cases, those of one model together, which is built once."""
-    of_models = [(name, part) for name in MODELS for part in parts if part != "fits"]
-    of_fits = [(name, "fits") for name in FITS if "fits" in parts]
-    return [case for case in of_models + of_fits if only in case[0]]
 
 
 if __name__ == "__main__":

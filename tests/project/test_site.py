@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import inspect
 import io
 import pkgutil
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from texts import API, anchor, documented, public, read, toctrees
+from texts import API, documented, public, read, toctrees
 
 import pymc_ngvi
 
@@ -52,16 +51,6 @@ def test_every_page_is_reached_once():
         named, matched = children(name)
         todo += named + matched
     assert sorted(reached) == sorted(PAGES)
-
-
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-def test_links_of_the_texts_beside_the_site_are_not_broken(name):
-    for link in re.findall(r"\]\(([^)\s]+)\)", read(ROOT / name)):
-        file, _, heading = link.partition("#")
-        if not re.match(r"[a-z]+:", link) and file:
-            assert (ROOT / file).exists(), link
-            headings = re.findall(r"^#+ (.+)$", read(ROOT / file), flags=re.MULTILINE) if heading else []
-            assert not heading or heading in map(anchor, headings), link
 
 
 @pytest.mark.parametrize(("kind", "selector"), [("python", "div.highlight pre"), ("text", "div.highlight-text pre")])
@@ -106,15 +95,6 @@ def test_everything_that_a_result_has_is_in_its_tables():
     assert set(listed) == names
 
 
-def test_what_is_listed_has_a_docstring():
-    lacking = [name for name in dir(NGVIApproximation) if not name.startswith("_") if not _doc(NGVIApproximation, name)]
-    assert [name for name in lacking if name in {n for p in NGVIApproximation.__mro__[:1] for n in vars(p)}] == []
-
-
-def _doc(owner, name):
-    return inspect.getdoc(inspect.getattr_static(owner, name))
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 CASES = re.findall(
@@ -138,10 +118,7 @@ def test_bad_input_is_refused_as_the_page_says():
                 raised.append("")
         said.append(message)
     assert [message.split() for message in raised] == [message.split() for message in said]
-
-
-def test_the_catalogue_has_messages():
-    assert sum(bool(message) for _, message in CASES) > 30
+    assert sum(map(bool, said)) > 30
 
 
 # --- beside the site --------------------------------------------------------------------------------------------------
@@ -166,22 +143,3 @@ def test_commands_are_targets():
         re.findall(r"^(\w+) = \[", read(ROOT / "pyproject.toml").split("[dependency-groups]")[1], re.MULTILINE)
     )
     assert set(re.findall(r"\$\(STAMP\)(\w+)", makefile)) <= groups
-
-
-def test_the_workflow_runs_what_the_script_runs_on_every_python_that_is_promised():
-    workflow = read(ROOT / ".github" / "workflows" / "ci.yml")
-    assert "run: .ci/run" in workflow
-    promised = re.findall(r"Python :: (3\.\d+)", read(ROOT / "pyproject.toml"))
-    matrices = re.findall(r"python-version: \[(.*)\]", workflow)
-    assert matrices
-    assert all(re.findall(r'"(.*?)"', versions) == promised for versions in matrices)
-
-
-def test_the_workflow_and_the_makefile_try_each_pymc_that_is_promised():
-    """Where the first is installed, the makefile takes the last, and the other way round."""
-    promised = re.search(r"([\d., and]+) are tested", read(PAGES["install"]))[1].strip().split(" and ")
-    matrix = re.search(r"pymc-version: \[(.*)\]", read(ROOT / ".github" / "workflows" / "ci.yml"))[1]
-    assert re.findall(r'"(.*?)"', matrix) == promised
-    other = re.search(r"^OTHER_PYMC = (.+)$", read(ROOT / "Makefile"), flags=re.MULTILINE)[1]
-    assert sorted(set(re.findall(r'"(\d\.\d+)\.?"', other))) == promised
-    assert f'"pymc>={promised[0]},<7"' in read(ROOT / "pyproject.toml")

@@ -86,13 +86,19 @@ def test_ranges_are_those_of_the_package():
     assert specifier(SUPPORTED["Python"][0]) == SpecifierSet(PROJECT["requires-python"])
 
 
-@pytest.mark.parametrize("name", ["Python", "PyMC"])
-def test_what_is_tested_is_what_the_workflow_runs(name):
-    said = re.findall(r"\d+\.\d+", SUPPORTED[name][1])
-    matrices = re.findall(rf"{name.lower()}-version: \[(.*)\]", WORKFLOW)
-    assert said
-    assert matrices
-    assert all(re.findall(r'"(.+?)"', versions) == said for versions in matrices)
+def test_what_is_tested_is_what_is_promised():
+    """Where the first PyMC is installed, the makefile takes the last, and the other way round."""
+    pythons = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    pymcs = re.search(r"([\d., and]+) are tested", read(DOCS / "install.md"))[1].strip().split(" and ")
+    for name, promised in (("Python", pythons), ("PyMC", pymcs)):
+        assert re.findall(r"\d+\.\d+", SUPPORTED[name][1]) == promised
+        matrices = re.findall(rf"{name.lower()}-version: \[(.*)\]", WORKFLOW)
+        assert matrices
+        assert all(re.findall(r'"(.+?)"', versions) == promised for versions in matrices)
+    assert "run: .ci/run" in WORKFLOW
+    other = re.search(r"^OTHER_PYMC = (.+)$", read(ROOT / "Makefile"), flags=re.MULTILINE)[1]
+    assert sorted(set(re.findall(r'"(\d\.\d+)\.?"', other))) == pymcs
+    assert f"pymc>={pymcs[0]},<7" in PROJECT["dependencies"]
 
 
 # --- releases ---------------------------------------------------------------------------------------------------------

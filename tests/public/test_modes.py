@@ -30,27 +30,6 @@ def sine():
     return model
 
 
-def two_states():
-    """A hidden Markov model of two states, four steps with ten observations each; both begin far below the data."""
-    rng = np.random.default_rng(7)
-    state = np.array([0, 0, 1, 1])
-    y = np.array([20.0, 26.0])[state][:, None] + rng.standard_normal((4, 10))
-    ordered = pm.distributions.transforms.ordered
-    with pm.Model() as model:
-        stay = pm.Beta("stay", 5.0, 2.0, shape=2)
-        mu = pm.Normal("mu", 0.0, 20.0, shape=2, transform=ordered, initval=np.array([-1.0, 1.0]))
-        emit = pm.logp(pm.Normal.dist(mu, pm.HalfNormal("sigma", 2.0)), y[:, :, None]).sum(axis=1)
-        stays, leaves = pt.log(stay), pt.log1p(-stay)
-        one, two = emit[0, 0] - np.log(2.0), emit[0, 1] - np.log(2.0)
-        for t in range(1, len(y)):
-            one, two = (
-                emit[t, 0] + pt.logaddexp(one + stays[0], two + leaves[1]),
-                emit[t, 1] + pt.logaddexp(one + leaves[0], two + stays[1]),
-            )
-        pm.Potential("y", pt.logaddexp(one, two))
-    return model
-
-
 def regression(family=pm.Normal, **of_family):
     rng = np.random.default_rng(3)
     x = rng.standard_normal(60)
@@ -98,14 +77,6 @@ def test_an_amplitude_of_nothing_is_not_the_end(seed, sines, caplog):
     assert "nats higher" in approx.record.restarted
     assert approx.record.restarted in caplog.text
     assert len(approx.hist) == approx.record.n_iterations
-
-
-@pytest.mark.slow
-def test_states_that_begin_far_away_find_their_data():
-    approx = fit_ngvi(model=two_states(), random_seed=1, **QUIET)
-    assert approx.converged
-    mu = approx.sample(500, random_seed=1).posterior["mu"].mean(("chain", "draw"))
-    np.testing.assert_allclose(mu, [20.0, 26.0], atol=0.8)
 
 
 def test_where_there_is_one_mode_none_is_named():
