@@ -609,8 +609,8 @@ def stepped_weights(log_weights: Array, direction: Array, step_size: float) -> A
 _RADIUS, _MIN_RADIUS, _LONGER, _SHORTER = 1.0, 1e-6, 2.0, 4.0
 #: Weight below which a component is dropped: it costs as many nats.
 _NEGLIGIBLE = 1e-4
-#: Sets that steps are averaged over, at most.
-_MAX_AVERAGED = 12
+#: Sets that steps are averaged over, and steps among them that fresh draws may refuse, at most.
+_MAX_AVERAGED, _MAX_REFUSED = 12, 2
 #: Standard deviations, relative to those of the single Gaussian, beyond which a component has collapsed or run away.
 _LEAST_SCALE, _MOST_SCALE = 1e-8, 1e6
 
@@ -635,6 +635,8 @@ class MixtureSteps(ScheduleState):
     to_beat: float = -np.inf
     #: Of the trust region, nats.
     radius: float = _RADIUS
+    #: Averaged steps that would have lowered the ELBO.
+    n_refused: int = 0
 
 
 class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
@@ -676,7 +678,11 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         """Return why to stop, or None to go on."""
         if state.failure is not None or self._is_certified(state):
             return state.failure or Status.CONVERGED
-        return Status.NOISE_LIMITED if state.rounds > _MAX_AVERAGED else None
+        return Status.NOISE_LIMITED if state.rounds > _MAX_AVERAGED or state.n_refused >= _MAX_REFUSED else None
+
+    def reopen(self, state: MixtureSteps) -> MixtureSteps:
+        """Return a state in which a fit that gave up may try again."""
+        return replace(state, rounds=0, n_refused=0)
 
     # --- how a mixture is measured --------------------------------------------------------------------------------
 
@@ -737,6 +743,17 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
 
     def _moved(self, state: MixtureSteps, rho: float, radius: float) -> MixtureState:
         return moved_within(radius, self._update, state.q, state.evaluation.rewards, state.moments.parts, rho)
+
+    def _average(self, state: MixtureSteps) -> MixtureSteps | None:
+        """Take the step that pools this set with all before it, unless fresh draws say that it does harm."""
+        new = super()._average(state)
+        if new is None:
+            return None
+        before = self.evaluated(state.q, new.base)
+        if new.elbo >= before.elbo - self.tolerance.most(state.q):
+            return new
+        kept = self._measured(replace(new, q=state.q, evaluation=before, n_refused=state.n_refused + 1))
+        return replace(kept, n_pooled=state.n_pooled, belief=state.belief.measured(kept.moments))
 
     def _creeps(self, state: MixtureSteps, new: MixtureSteps) -> bool:
         return False  # a mixture that is accepted is not to be fitted to single sets again
