@@ -513,8 +513,7 @@ class Gaussian[S: Structure]:
         """Return KL(self || other), nats; inf beyond what numbers can hold."""
         with np.errstate(over="ignore", invalid="ignore"):
             apart = other._whitener(self.location - other.location, inverse=True)
-            square = float(np.sum(self._relative(other) ** 2)) + float(apart @ apart)
-            value = 0.5 * (square - self.n_dim) + other._log_det() - self._log_det()
+            value = 0.5 * (self._trace(other) + float(apart @ apart) - self.n_dim) + other._log_det() - self._log_det()
         return value if np.isfinite(value) else np.inf
 
     def precision_product(self, vectors: Array) -> Array:
@@ -534,6 +533,10 @@ class Gaussian[S: Structure]:
     def _log_det(self) -> float:
         """Return the log determinant of C."""
         return self.factor_sign * float(np.sum(np.log(np.abs(self.curvature_diagonal(self.factor)))))
+
+    def _trace(self, other: Self) -> float:
+        """Return the trace of C^T S C for the precision S of another state."""
+        return float(np.sum(self._relative(other) ** 2))
 
     def _relative(self, other: Self) -> Array:
         """Return the factor R of the other precision, whitened: R^T R, or R R^T for factors of precisions."""
@@ -650,10 +653,8 @@ class FullState(Gaussian[Dense]):
     factor_name = "cholesky_factor"
     exact_metric = True
 
-    @property
-    def root(self) -> Array:
-        """The factor of the covariance."""
-        return self.factor
+    #: The factor by another name: only Gaussians with a dense one of the covariance have it; see `Rooted`.
+    root = property(lambda self: self.factor)
 
 
 @stored("gaussian.full_precision", content=("location", "factor"))

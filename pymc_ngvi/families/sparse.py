@@ -369,14 +369,6 @@ class SummedCholesky:
     sums: Sums
 
     @classmethod
-    def of(cls, fronts: Fronts, sums: Sums, matrix: Summed, terms: Array | None = None) -> "SummedCholesky | None":
-        """Return the factor of a matrix; None where that is not positive definite."""
-        if not linalg.all_finite(matrix.panels, matrix.slopes):
-            return None
-        factor, found = cls.each(fronts, sums, matrix, terms)
-        return factor if found.all() else None
-
-    @classmethod
     def each(
         cls, fronts: Fronts, sums: Sums, matrix: Summed, terms: Array | None = None
     ) -> tuple["SummedCholesky", Bools]:
@@ -610,9 +602,12 @@ class SummedStructure(SparseStructure):
 
     def scaled(self, factor: Array, curvature: Array) -> Array | None:
         """Return the factor of the matrix of a whitened one; None where that is not positive definite."""
-        terms = self.cholesky_of(factor).pinned.matrix[self.diagonal]
-        new = SummedCholesky.of(self, self.sums, self.cholesky_of(factor).unwhitened(curvature), terms)
-        if new is None:
+        known = self.cholesky_of(factor)
+        terms, matrix = known.pinned.matrix[self.diagonal], known.unwhitened(curvature)
+        if not linalg.all_finite(matrix.panels, matrix.slopes):
+            return None
+        new, found = SummedCholesky.each(self, self.sums, matrix, terms)
+        if not found.all():
             return None
         numbers = np.concatenate([new.pinned.panels, new.slopes.ravel(), new.strength])
         self.remember(numbers, new)
@@ -801,13 +796,9 @@ class SparseState(Gaussian[SparseStructure]):
         new = type(self)(self.location, factor, self.structure)
         return new, new.unwhiten(new.whiten(self.dewhiten(grad)))
 
-    def divergence(self, other: Self) -> float:
-        """Return KL(self || other), nats; inf beyond what numbers can hold."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            apart = other._whitener(self.location - other.location, inverse=True)
-            value = 0.5 * (self._cholesky.product_trace(other._cholesky.matrix) + float(apart @ apart) - self.n_dim)
-            value += other._log_det() - self._log_det()
-        return value if np.isfinite(value) else np.inf
+    def _trace(self, other: Self) -> float:
+        """Return the trace of the covariance times another precision."""
+        return float(self._cholesky.product_trace(other._cholesky.matrix))
 
     def whitened_precision(self, other: Self) -> Array:
         """Return the precision of another state, whitened."""

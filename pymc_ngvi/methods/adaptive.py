@@ -52,12 +52,7 @@ class Conditioned:
 
     def __init__(self, target: Density, index: Indices, point: Array, sd: Array) -> None:
         self._target, self._index, self._point, self._sd = target, index, point, sd
-        self.n_dim = target.n_dim
-
-    @property
-    def has_hessian(self) -> bool:
-        """Whether every operation of the model has a second derivative."""
-        return self._target.has_hessian
+        self.n_dim, self.has_hessian = target.n_dim, target.has_hessian
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""

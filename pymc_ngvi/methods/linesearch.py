@@ -387,10 +387,15 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             are_finite.append(bool(evaluation.finite.all()))
             return evaluation
 
-        def accepts(evaluation: ExactEvaluation) -> bool:
-            return bool(np.isfinite(evaluation.elbo) and evaluation.elbo >= least)
-
-        found = search(propose, evaluate, accepts, elbo=state.elbo, slope=slope, first=first, most_trials=most_trials)
+        found = search(
+            propose,
+            evaluate,
+            lambda evaluation: evaluation.elbo >= least,
+            elbo=state.elbo,
+            slope=slope,
+            first=first,
+            most_trials=most_trials,
+        )
         if isinstance(found, Status):
             return found
         return found._replace(gain=found.evaluation.elbo - state.elbo, all_finite=all(are_finite))

@@ -248,10 +248,6 @@ def _prepare(blocks: Blocks, search: _ModeSearch, active: Indices, refused: Bool
 #: Half of the distance of a difference, in standard deviations of the draws: the errors of its terms beyond the first,
 #: about its square over six, and of rounding, are then both about 1e-9.
 _RELATIVE = 1e-4
-#: Global coordinates up to which the way of the modes with each is found, for better starts.
-_MOST_SLOPES = 64
-#: Conditional standard deviations that a start may be away from the mode at the centre.
-_FARTHEST = 4.0
 
 
 class Conditional:
@@ -288,16 +284,10 @@ class Conditional:
     """
 
     def __init__(self, guide: GuideFunctions, structure: Partition, centre: Array) -> None:
-        self.guide = guide
-        self.structure = structure
+        self.guide, self.structure, self.n_dim = guide, structure, structure.n_dim
         self.blocks = Blocks(structure)
         #: Where searches begin, (n_dim,).
         self.centre = np.array(centre, dtype=np.float64)
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-        return self.structure.n_dim
 
     def forward(self, phi: Array) -> tuple[Array, Array]:
         """Return theta, (n_draws, n_dim), and log det of the derivative, (n_draws,)."""
@@ -315,8 +305,8 @@ class Conditional:
         points : ndarray, shape (n_draws, n_dim)
             Local coordinates have no effect.
         start : ndarray, shape (n_draws, n_local), optional
-            Local coordinates to begin at, in the order of ``blocks.coordinates``. By default they follow from the
-            centre alone, so that equal points have equal modes.
+            Local coordinates to begin at, in the order of ``blocks.coordinates``. By default the modes at the centre,
+            so that equal points have equal modes.
 
         Returns
         -------
@@ -324,7 +314,7 @@ class Conditional:
         """
         usable = np.isfinite(points[:, self.blocks.border]).all(axis=1)
         theta = np.where(usable[:, None], points, self.centre)
-        theta[:, self.blocks.coordinates] = self._starts(theta) if start is None else start
+        theta[:, self.blocks.coordinates] = self._centre.theta[:, self.blocks.coordinates] if start is None else start
         modes = find_modes(self.guide, self.blocks, theta)
         return replace(modes, found=modes.found & usable)
 
@@ -359,36 +349,10 @@ class Conditional:
         """Return the draws that are evaluated together."""
         return row_slices(n_draws, max(1, CACHED // (self.n_dim * self.blocks.width)))
 
-    def _starts(self, theta: Array) -> Array:
-        """Return local coordinates to begin at, (n_draws, n_local): the modes at the centre, moved along their slopes.
-
-        A slope says little about what is far away: it moves nothing farther than a few standard deviations.
-        """
-        n_draws, centre = len(theta), self._centre
-        at_centre = np.repeat(centre.theta[:, self.blocks.coordinates], n_draws, axis=0)
-        if self._slopes is None:
-            return at_centre
-        away = theta[:, self.blocks.border] - centre.theta[:, self.blocks.border]
-        whitened = np.clip(away @ self._slopes, -_FARTHEST, _FARTHEST)
-        return at_centre + times(centre.factor[np.zeros(n_draws, dtype=np.intp)], whitened)
-
     @functools.cached_property
     def _centre(self) -> Modes:
         """The modes at the centre; the last point that the search came to where it found none."""
         return find_modes(self.guide, self.blocks, self.centre[None])
-
-    @functools.cached_property
-    def _slopes(self) -> Array | None:
-        """Derivatives of the modes by the global coordinates at the centre, whitened, (n_border, n_local)."""
-        border = self.blocks.border
-        if not self._centre.found[0] or not 0 < len(border) <= _MOST_SLOPES:
-            return None
-        # Differences will do for a start.
-        ends = self._centre.theta + _RELATIVE * np.concatenate([eye := np.eye(self.n_dim)[border], -eye])
-        high, low = np.split(self.guide.slopes(ends, np.zeros_like(ends))[0][:, self.blocks.coordinates], 2)
-        factor = self._centre.factor[np.zeros(len(border), dtype=np.intp)]
-        slopes = transposed_times(factor, (high - low) / (2.0 * _RELATIVE))
-        return slopes if np.isfinite(slopes).all() else None
 
 
 # --- the log density of a model in the coordinates of a `Conditional`, as a target of a fit ---

@@ -79,8 +79,7 @@ class Quadratic:
 
     def __sub__(self, other: "Quadratic") -> "Quadratic":
         """Return the difference."""
-        linear, precision = self.linear - other.linear, self.precision - other.precision
-        return Quadratic(self.n_rows - other.n_rows, self.constant - other.constant, linear, precision)
+        return self + Quadratic(-other.n_rows, -other.constant, -other.linear, -other.precision)
 
     def times(self, theta: Array) -> Array:
         """Return the precision times theta."""

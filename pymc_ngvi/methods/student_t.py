@@ -9,7 +9,6 @@ gradient of draw and mixing variable together, which is more cautious, takes its
 
 import functools
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -120,17 +119,13 @@ class Metric:
         tail = np.sqrt(scale**2 * shape - (cross / size) ** 2)
         return cls(unit, float(np.sqrt((a + half) / total)), np.array([[size, 0.0], [cross / size, tail]]))
 
-    def whitened(self, gradients: Array) -> Array:
-        """Return L^-1 times each row: of a natural gradient, half of its square is the gap."""
-        return self._applied(gradients, 1.0 / self.root, lambda rows: np.linalg.solve(self.block, rows))
-
     def solve(self, gradients: Array) -> Array:
         """Return M^-1 times each row: of a natural gradient, that in the Fisher information of theta alone."""
-        return self._applied(
-            gradients,
-            1.0 / self.root**2,
-            lambda rows: np.linalg.solve(self.block.T, np.linalg.solve(self.block, rows)),
-        )
+        rows = np.stack([self.size(gradients), gradients[:, -1]])
+        size, tail = np.linalg.solve(self.block.T, np.linalg.solve(self.block, rows))
+        result = self.with_size(gradients / self.root**2, size)
+        result[:, -1] = tail
+        return result
 
     def holding_shape(self) -> Self:
         """Return the metric where 1/a stays as it is."""
@@ -144,12 +139,6 @@ class Metric:
         """Return vectors with other coordinates of the size."""
         result = vectors.copy()
         result[:, -1 - len(self.unit) : -1] += np.outer(size - self.size(vectors), self.unit)
-        return result
-
-    def _applied(self, vectors: Array, factor: float, function: Callable[[Array], Array]) -> Array:
-        size, tail = function(np.stack([self.size(vectors), vectors[:, -1]]))
-        result = self.with_size(factor * vectors, size)
-        result[:, -1] = tail
         return result
 
 
@@ -288,9 +277,10 @@ def measured(
     else:
         # The sign of A - I is the other one, which makes no difference but to the size.
         u = metric.with_size(np.column_stack([m.replicates, shapes]), sizes)
-        gap, floor, floor_sd = gap_of(metric.whitened(u))
+        solved = metric.solve(u)
+        gap, floor, floor_sd = gap_of(u, solved)
         own = replace(m, gap=gap, floor=floor, floor_sd=floor_sd, replicates=None)
-        steps = metric.solve(u)[:, -1]
+        steps = solved[:, -1]
     step = _mean_of(steps / np.sqrt(shape_information(q.shape)))
     gaussian = replace(own, curvature=curvature)
     return ScaleMoments(gaussian, m, vector[0], metric, *step, gap=own.gap, floor=own.floor, floor_sd=own.floor_sd)
