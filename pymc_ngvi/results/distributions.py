@@ -510,8 +510,6 @@ class Posterior:
     log_ratio: Array | None = None
     #: The last `Diagnosis`, if any.
     diagnosis: Any = None
-    #: Evaluates the variables that were named last.
-    narrow: Constrainer | None = None
 
     @property
     def kind(self) -> str:
