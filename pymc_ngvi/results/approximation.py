@@ -411,8 +411,7 @@ class NGVIApproximation(Approximation):
         """What reports read, and have computed: of another q, or of another density, that is forgotten."""
         q, known = self._state, self._reports
         if known is None or known.distribution.q is not q or known.density is not self.density:
-            narrow = None if known is None or known.density is not self.density else known.narrow
-            known = self._reports = Posterior(distribution_of(q), self.density, self._constrainer, narrow=narrow)
+            known = self._reports = Posterior(distribution_of(q), self.density, self._constrainer)
         known.record, known.data, known.include_transformed = self.record, self._data, self.include_transformed
         return known
 

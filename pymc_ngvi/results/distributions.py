@@ -30,7 +30,7 @@ from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot
 from pymc_ngvi.density.shards import ShardedDensity
-from pymc_ngvi.families import DiagonalState, FullState, MixtureState
+from pymc_ngvi.families import DiagonalState, MixtureState
 from pymc_ngvi.families.gaussian import Partition
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.graphs.layout import Variable
@@ -201,8 +201,7 @@ def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
     return flat_dataset(layout, moments, leading).assign({weights: shares})
 
 
-#: Dimensions up to which matched draws have the exact first two moments of their normals, and up to which components
-#: are pooled to one dense covariance.
+#: Dimensions up to which matched draws have the exact first two moments of their normals.
 _MOST_MATCHED = 1_000
 
 
@@ -363,16 +362,10 @@ def distribution_of(q: VariationalState) -> Distribution:
 class MixtureDistribution(Distribution):
     """A mixture: its components are shown."""
 
-    @functools.cached_property
+    @property
     def gaussian(self) -> GaussianState:
-        """A Gaussian with the mean covariance within components; in high dimension that of the heaviest one."""
-        q = self.q
-        heaviest: GaussianState = q.components[int(np.argmax(q.log_weights))]
-        if q.n_components == 1 or q.n_dim > _MOST_MATCHED:
-            return heaviest
-        within = np.sum([w * c.cov() for w, c in zip(q.weights, q.components, strict=True)], axis=0)
-        factor = linalg.cholesky(linalg.symmetrise(within))
-        return heaviest if factor is None else cast(GaussianState, FullState(q.mean(), factor))
+        """The component that is the heaviest: of these, it whitens the most draws."""
+        return self.q.components[int(np.argmax(self.q.log_weights))]
 
     def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
         """Add the component of each draw, drawn with its responsibilities: draw and component have their joint law."""
@@ -517,8 +510,6 @@ class Posterior:
     log_ratio: Array | None = None
     #: The last `Diagnosis`, if any.
     diagnosis: Any = None
-    #: Evaluates the variables that were named last.
-    narrow: Constrainer | None = None
 
     @property
     def kind(self) -> str:

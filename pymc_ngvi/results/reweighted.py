@@ -282,11 +282,10 @@ class NewRows:
         self._discrete = [name for name in posterior.density.summed_out.names if name in needed_names]
         if self._discrete and posterior.changed_data():
             raise ValueError(f"{quoted(self._discrete)} are drawn given the rows of the fit, which are not there.")
-        self._of_last: tuple[Values, dict[str, AnyArray]] = {}, {}
         self._functions: dict[object, tuple[OnDraws, list[str]]] = {}
         #: A draw to look at; where a coefficient is 0, it may hide things.
         self.point = posterior.density.initial_point()[None]
-        one = self.free(self.point)
+        one = self.in_fit(self.point)
         self.new.check_indices(self.graph, [*one])
         # Each element by its number in the fit: treatments tell where it is now.
         numbers = {name: np.arange(of.size).reshape(of.shape) for name, of in one.items()}
@@ -300,7 +299,7 @@ class NewRows:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: functions are compiled again."""
-        return {**vars(self), "_functions": {}, "_of_last": ({}, {})}
+        return {**vars(self), "_functions": {}}
 
     def _check_priors(self) -> None:
         """Raise ValueError where new data change log p of what was in the fit: that is no matter of new rows."""
@@ -335,7 +334,7 @@ class NewRows:
             return False
         return True
 
-    def free(self, theta: Array) -> dict[str, AnyArray]:
+    def in_fit(self, theta: Array) -> dict[str, AnyArray]:
         """Return the free variables on their constrained scale, as they are in the fit, (n, *shape).
 
         Discrete variables that were summed out are drawn given the others and the data of the fit.
@@ -344,13 +343,21 @@ class NewRows:
         drawn = self._posterior.density.discrete_given(values, FIXED_SEED) if self._discrete else {}
         return values | {name: drawn[name] for name in self._discrete}
 
+    def free(self, theta: Array) -> dict[str, AnyArray]:
+        """Return the same with elements where these are now, of variables that have some of the fit."""
+        values = self.in_fit(theta)
+        for name in self._names:
+            if (numbers := self._treatments[name].known) is not None:
+                values[name] = values[name].reshape(len(theta), -1)[:, numbers[0].astype(np.intp)]
+        return values
+
     # --- elements that were not in the fit ---
 
     def known(self, free: Values, drawn: Values) -> dict[str, AnyArray]:
         """Return the variables that the rows depend on, with elements that were not in the fit from ``drawn``."""
         found = {}
         for name in self._names:
-            old = self._old(name, free)
+            old = free[name] if self._treatments[name].known is not None else None
             if name in drawn:
                 of_name = np.broadcast_to(drawn[name], (length_of(free), *drawn[name].shape[1:]))
                 old = of_name if old is None else np.where(self.is_new[name], of_name, old)
@@ -361,7 +368,7 @@ class NewRows:
         """Return the variables that have grown, with draws of their new elements from their prior given all others."""
         if not self.grown:
             return {}
-        old = {name: values for name in self._names if (values := self._old(name, free)) is not None}
+        old = {name: free[name] for name in self._names if self._treatments[name].known is not None}
         found = self._evaluated(
             "draws", lambda ts: self.graph.compiled(self.grown, ts, 1), old, length_of(free), random_seed
         )
@@ -453,17 +460,6 @@ class NewRows:
     @property
     def _names(self) -> list[str]:
         return [name for name in self._treatments if name not in self.observed]
-
-    def _old(self, name: str, free: Values) -> AnyArray | None:
-        """Return a variable with the elements of the fit where these are now; None where it has none of them."""
-        numbers = self._treatments[name].known
-        if numbers is None:
-            return None
-        if self._of_last[0] is not free:  # asked for again with each candidate
-            self._of_last = free, {}
-        if name not in self._of_last[1]:
-            self._of_last[1][name] = free[name].reshape(length_of(free), -1)[:, numbers[0].astype(np.intp)]
-        return self._of_last[1][name]
 
     def _evaluated(
         self,
@@ -873,7 +869,7 @@ def _with_all_rows(
         density.elsewhere = "the rows of the fit are not there"
     if has_rows and density.layout.variables == posterior.layout.variables:
         return density, None
-    old, free = {v.name: v for v in posterior.layout.variables}, rows.free(theta)
+    old, free = {v.name: v for v in posterior.layout.variables}, rows.in_fit(theta)
     result, grown = np.empty((len(theta), density.n_dim)), []
     for v in density.layout.variables:
         if v.shape == old[v.name].shape and (has_rows or v.name not in values):

@@ -242,9 +242,7 @@ def _constrainer(
         names |= {values[name] for name in names & values.keys()}
     # Discrete variables are drawn given all others.
     evaluated = names if names.isdisjoint(discrete) else names.difference(discrete).union(values)
-    if posterior.narrow is None or posterior.narrow.names != evaluated:
-        posterior.narrow = Constrainer.of(posterior.density, names=evaluated)
-    return posterior.narrow, names
+    return Constrainer.of(posterior.density, names=evaluated), names
 
 
 #: How many of the first draws of tuning the covariance of q counts for: as with PyMC's ``init="advi+adapt_diag"``.
