@@ -47,8 +47,7 @@ class PosteriorStart(NamedTuple):
 class PosteriorKind[Found](ABC):
     """A kind of posterior: whether a model has it, what it takes and is worth, and how it is made.
 
-    ``Found`` is what it goes by: trees, rows given hyperparameters. A kind is a subclass in a file of its own, and a
-    row of `KINDS`.
+    ``Found`` is what it goes by: trees, rows given hyperparameters. A kind is a subclass, and a row of `KINDS`.
     """
 
     #: The value of the option ``posterior`` that asks for it, which is what it is called.
@@ -209,11 +208,6 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
         return is_many and (not by_rows or found.is_concave)
 
 
-# --- moved posteriors: draws of a Gaussian are moved, as many chains at once, until they have arrived ---
-#
-# The Gaussian is a fit, or, where none comes before, that of Laplace's method at the highest mode that is found: chains
-# need to know no more than about where they are, and how wide.
-
 # --- the highest mode that log p is found to have from points about the start, with the Gaussian about it ---
 # It is found by gradients alone, without a fit: log p is climbed from several points at once, and then from the end of
 # the best climb by Newton's method, with curvatures from differences of gradients.
@@ -240,6 +234,9 @@ def highest_mode(density: ModelDensity, rng: np.random.Generator) -> Mode | None
 
 
 # --- moved posteriors: draws of a Gaussian are moved, as many chains at once, until they have arrived ---
+#
+# The Gaussian is a fit, or, where none comes before, that of Laplace's method at the highest mode that is found: chains
+# need to know no more than about where they are, and how wide.
 
 #: Chains where few points are evaluated at once, half as many as elsewhere; points from which on they are many.
 _FEW_CHAINS, _AT_ONCE = 64, 16

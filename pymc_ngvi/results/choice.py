@@ -415,7 +415,7 @@ class Candidates[A: NGVIApproximation]:
 
         Those that could not come first are left for later; tell whether there are any to try.
         """
-        density, of_fit = self.density, self._budget.of_fit if before_fit else 0.0
+        density = self.density
         with few_threads(density):
             for name in kinds or KINDS:
                 kind = KINDS[name]
@@ -423,7 +423,7 @@ class Candidates[A: NGVIApproximation]:
                 if before_fit and kind.is_last and self._is_auto:
                     is_for_now = not self._offers
                 # To look for some takes as long as a small fit: not where others cost less than any of these.
-                cheaper = [n for n in self._offers if self._table[n].order < (False, kind.least - of_fit)]
+                cheaper = [n for n in self._offers if self._table[n].order < (False, kind.least)]
                 if name in self._table or not is_for_now or (cheaper and (self._by_rows or not before_fit)):
                     continue
                 try:
