@@ -125,29 +125,18 @@ class TabulatedRowFunction(RowFunction):
         return self._at(predictors[0], np.arange(len(self.index))[at])
 
     def _at(self, points: Array, rows: Indices) -> Array:
-        result = np.empty(points.shape)
-        tables = self._of[rows]
-        degree = self._tables.degree[tables]
-        for one in np.unique(degree):
-            columns = np.flatnonzero(degree == one)
-            for at in row_slices(len(columns), max(1, STREAMED_VALUES // max(len(points), 1))):
-                self._write(points, rows, tables, columns[at], int(one), result)
+        result, known, tables = np.empty(points.shape), self._tables, self._of[rows]
+        order = np.argsort(known.degree[tables], kind="stable")
+        for part in row_slices(len(order), max(1, STREAMED_VALUES // max(len(points), 1))):
+            own, here = tables[order[part]], points[:, order[part]]
+            degree, x = known.degree[own], (here - known.middle[own]) / known.half[own]
+            values = _series(known.coefficients[: degree.max() + 1, own], x)
+            outside = ~(np.abs(x) <= 1.0) | (degree == 0)
+            if outside.any():
+                number = order[part][np.nonzero(outside)[1]]
+                values[outside] = super().values([here[outside][None]], rows[number])[0]
+            result[:, order[part]] = values
         return result
-
-    def _write(
-        self, points: Array, rows: Indices, tables: Indices, columns: Indices, degree: int, result: Array
-    ) -> None:
-        """Write values of some of the rows."""
-        own, here = tables[columns], np.ascontiguousarray(points[:, columns])
-        if not degree:
-            result[:, columns] = super().values([here], rows[columns])
-            return
-        x = (here - self._tables.middle[own]) / self._tables.half[own]
-        values = _series(self._tables.coefficients[: degree + 1, own], x)
-        if (outside := ~(np.abs(x) <= 1.0)).any():
-            number = columns[np.nonzero(outside)[1]]
-            values[outside] = super().values([here[outside][None]], rows[number])[0]
-        result[:, columns] = values
 
     def _cover(self, mean: Array, sd: Array, rows: Indices) -> None:
         """See to it that intervals hold Gaussians."""
