@@ -421,7 +421,7 @@ _MOST_CLIMBS, _MOST_LOOKED, _FEWEST_CLIMBS = 48, 768, 6
 _SAID = 2.0
 #: Variance that a mode of next to no mass is to add, as a part.
 _OF_VARIANCE = 0.02
-#: Differences of log p, and of log masses, within which modes are equal.
+#: Differences of log p, and of log masses, within which modes are equal; of ELBOs, too.
 _SAME_LOGP, _SAME_MASS = 1e-2, 0.1
 #: Fits from other places at most.
 _MOST_FITS = 4
@@ -591,8 +591,8 @@ def is_equal(mode: Mode, other: Mode) -> bool:
 
 # --- fits from other modes: the best of all is kept, and it is noted which modes are left besides ---
 
-#: Nats, and standard errors, that another fit has to gain.
-_GAIN, _N_SE = 0.1, 3.0
+#: Standard errors that another fit has to gain, at least.
+_N_SE = 3.0
 #: Part of the mass, times the square of the distance in standard deviations, from which on a mode is told of.
 _LEAST_WEIGHT = 0.01
 #: Nats within which a mode has so much of the mass that a fit is worth while.
@@ -679,7 +679,9 @@ def explored(
 
 def is_better(new: Elbo, old: Elbo) -> bool:
     """Tell whether another fit has gained more than its error."""
-    return bool(np.isfinite(new.value) and new.value - old.value > max(_GAIN, _N_SE * float(np.hypot(new.se, old.se))))
+    return bool(
+        np.isfinite(new.value) and new.value - old.value > max(_SAME_MASS, _N_SE * float(np.hypot(new.se, old.se)))
+    )
 
 
 def _among(search: ModeSearch, ends: Sequence[Ended], other: VariationalState) -> int | None:

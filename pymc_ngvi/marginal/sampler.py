@@ -310,9 +310,9 @@ N_DRAWS, _NOISE = 16, 0.12
 #: Variance of log weights given the outside up to which values and draws are weighted together; of one value, from
 #: which on it does not matter how large it is, as a single draw has all the weight.
 MOST_VARIANCE, NO_ESTIMATE = 1.5, 100.0
-#: Where values cost little: pairs of points far about the start, how far, how many of the highest are climbed from, and
-#: in how many coordinates at most.
-_STARTS, _WIDE_START, _CLIMBS, _MOST_CLIMBED = 16, 3.0, 2, 10
+#: Where values cost little: pairs of points about the start, as far as modes are apart, how many of the highest are
+#: climbed from, and in how many coordinates at most.
+_STARTS, _CLIMBS, _MOST_CLIMBED = 16, 2, 10
 #: Points of a scan, from the start.
 _SCAN = np.arange(-8.0, 8.5, 0.5)
 #: Values whose weights stand for that of one without a fit, and points about a start without one.
@@ -656,7 +656,7 @@ class Sampler:
         points = [*self._others] if known else [start, *self._others]
         if not known and 1 < p <= _MOST_CLIMBED and self._is_cheap:
             # With their images on the other side: a start may be where signs don't matter, and as far from both modes.
-            apart = _WIDE_START * self._rng.standard_normal((_STARTS, p))
+            apart = _APART * self._rng.standard_normal((_STARTS, p))
             values = np.nan_to_num(log_m(np.concatenate([start + apart, start - apart])), nan=-np.inf)
             highest = np.argsort(-values.reshape(2, -1).max(axis=0))[:_CLIMBS]
             points += [*(start + apart[highest]), *(start - apart[highest])]

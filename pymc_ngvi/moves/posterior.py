@@ -510,8 +510,8 @@ def starts_of(
 _LEVEL = 0.01
 #: How far below the median log p may be, in distances of a low quantile from it: tails of log p are exponential.
 _FARTHEST = 10.0
-#: Part of the draws whose log p tells what is high; parts that are looked at for chains that stay in a peak.
-_HIGHEST, _PEAKS = 0.1, (0.01, 0.005, 0.0025)
+#: Part of the draws whose log p tells what is high; the largest part that is looked at for chains that stay in a peak.
+_HIGHEST, _PEAK = 0.1, 0.01
 #: Quantities whose effective sizes are computed: those that mix most slowly.
 _MOST_SIZES = 32
 #: Draws of a chain that an effective size takes.
@@ -612,7 +612,10 @@ def peak_size(logp: Array) -> float:
     if len(logp) < _FEWEST_DRAWS or not np.ptp(logp):
         return math.inf
     shown = np.ascontiguousarray(logp[:, :, None])
-    sizes = [array_stats.ess(shown, chain_axis=1, draw_axis=0, method="quantile", prob=1.0 - part) for part in _PEAKS]
+    sizes = [
+        array_stats.ess(shown, chain_axis=1, draw_axis=0, method="quantile", prob=1.0 - part)
+        for part in (_PEAK, 0.5 * _PEAK, 0.5**2 * _PEAK)
+    ]
     return float(np.min(sizes))
 
 
