@@ -4,12 +4,10 @@ A precision that lacks the entries that the Hessian lacks contains the best Gaus
 """
 
 import functools
-import logging
 
 import hierarchical
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
 
 import pymc_ngvi  # noqa: F401
@@ -140,13 +138,3 @@ def test_levels_without_observations_keep_their_prior():
     assert np.abs(effect[::3] / scale).max() < 0.1
     np.testing.assert_allclose(approx.sd_flat[3:][::3] / scale, 1.0, atol=0.15)
     assert np.abs(effect).max() > scale
-
-
-@pytest.mark.parametrize("n_steps", [300, *slow([2_000])])
-def test_no_rewrite_fails_for_walks_longer_than_an_int8(n_steps, caplog):
-    with pytensor.config.change_flags(on_opt_error="warn"), caplog.at_level(logging.WARNING):
-        density = LogDensity(hierarchical.random_walk(n_steps))
-        n_entries = density.pattern.n_entries
-    # The diagonal, the scale against all states, each state against the one before.
-    assert n_entries == (n_steps + 1) + n_steps + (n_steps - 1)
-    assert "Rewrite failure" not in caplog.text

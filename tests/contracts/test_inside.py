@@ -283,28 +283,6 @@ def test_a_pair_against_brute_force(seed):
     assert_allclose(np.corrcoef(draws.T)[0, 1], expected, atol=4.0 / np.sqrt(n) + 0.03)
 
 
-def test_a_hub_with_leaves_against_brute_force():
-    """What a hub is, given all of its leaves: the integrals over these are its weights."""
-    counts = np.array([0.0, 4.0, 1.0])
-
-    def of_locals(g, b):
-        root = -0.5 * b[..., :1] ** 2
-        leaves = counts * b[..., 1:] - np.exp(b[..., 1:]) - 0.5 * ((b[..., 1:] - b[..., :1]) / 0.6) ** 2
-        return np.concatenate([root, leaves], axis=-1)
-
-    terms, forest, n = NumpyTerms(lambda g: 0.0 * g[:, 0], of_locals, size=2_000), forest_of([-1, 0, 0, 0], 1), 20_000
-    g = np.zeros((1, 1))
-    points = found(terms, forest, g)
-    draws = drawn(terms, forest, np.zeros((n, 1)), repeated(points, n), points.skew[0], 2)
-    line = np.linspace(-5.0, 5.0, 501)
-    joint = -0.5 * ((line[:, None] - line) / 0.6) ** 2  # leaf by hub
-    messages = [logsumexp(joint + (y * line - np.exp(line))[:, None], axis=0) for y in counts]
-    Exact(-0.5 * line**2 + sum(messages), line).check(draws[:, 0], slack=0.04)
-    others = -0.5 * line**2 + messages[0] + messages[2]
-    leaf = logsumexp(joint + others, axis=1) + counts[1] * line - np.exp(line)
-    Exact(leaf, line).check(draws[:, 2], slack=0.04)
-
-
 def marginal_of(make, seed=1):
     density = LogDensity(make())
     given = latent_rows(density)

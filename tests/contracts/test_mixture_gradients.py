@@ -50,42 +50,6 @@ def test_component_and_weight_steps_are_the_inverse_fisher_information_times_the
     np.testing.assert_allclose(step, this.direction, rtol=1e-5, atol=error * np.abs(this.direction).max())
 
 
-@each_form
-def test_fisher_information_of_draw_and_component_has_a_block_for_each_component_and_one_for_the_weights(
-    family, n_dim, n_components
-):
-    this = case(logistic, family, n_dim, n_components)
-    information, n_weights = this.truth.fisher_information(this.x), n_components - 1
-    of_each = (len(information) - n_weights) // n_components
-    blocks = np.append(np.repeat(np.arange(n_components), of_each), np.full(n_weights, n_components))
-    np.testing.assert_allclose(information[blocks[:, None] != blocks], 0.0, atol=1e-7)
-    w = this.q.weights[:-1]
-    np.testing.assert_allclose(information[-n_weights:, -n_weights:], np.diag(w) - np.outer(w, w), rtol=1e-7)
-
-
-def test_metric_is_not_that_of_the_draw_alone():
-    """Which is smaller, since to know the component as well tells more, and has another natural gradient."""
-    this = case(logistic, "full", 2, 2)
-    difference = this.truth.fisher_information(this.x) - this.truth.fisher_information(this.x, joint=False)
-    values = np.linalg.eigvalsh(difference)
-    assert values.min() > -1e-6
-    assert values.max() > 0.1
-    of_draw = this.truth.natural_gradient(this.x, joint=False)[-1]
-    assert abs(of_draw / this.direction[-1] - 1.0) > 0.01
-
-
-@each_target
-@each_kind
-def test_natural_steps_do_not_depend_on_the_origin_of_the_coordinates(make, family, n_dim, n_components):
-    here = case(make, family, n_dim, n_components)
-    there = here.shifted
-    np.testing.assert_allclose(there.weight_step, here.weight_step, rtol=1e-9, atol=1e-9)
-    for c in range(n_components):
-        step, other = (natural(this.q.components[c], this.moments[1][c], 0.1, True) for this in (here, there))
-        np.testing.assert_allclose(other.location - 10.0, step.location, atol=1e-9)
-        np.testing.assert_allclose(other.cov(), step.cov(), rtol=1e-8, atol=1e-10)
-
-
 # --- the target of one component --------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """The step rule `proximal` beside PG-SVI as printed by Khan et al. (2016), with a site for each row."""
 
 import numpy as np
-import pytest
 
 from scipy.special import expit, log_expit
 from targets import NumpyTarget
@@ -96,20 +95,3 @@ def test_proximal_steps_are_those_of_the_paper_with_a_site_for_each_row():
     for q, (mean, cov) in compared:
         np.testing.assert_allclose(X @ q.mean(), mean, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(X @ q.cov() @ X.T, cov, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_q_is_the_prior_times_the_stored_sites(seed):
-    """Two numbers for each row: all fade, those of the batch are added to."""
-    rho, sites = BETA / (1.0 + BETA), np.zeros((N, 2))
-    mean, cov = np.zeros(D), PRIOR
-    for number, q in enumerate(iterates(60, seed)):
-        rows = batch_of(seed, number)
-        m = X[rows] @ mean
-        _, alpha, gamma = slopes(rows, m, np.einsum("ij,jk,ik->i", X[rows], cov, X[rows]))
-        sites *= 1.0 - rho
-        sites[rows] += rho * N / BATCH * np.column_stack([alpha + gamma * m, gamma])
-        precision = np.linalg.inv(PRIOR) + X.T @ (sites[:, 1:] * X)
-        mean, cov = np.linalg.solve(precision, X.T @ sites[:, 0]), np.linalg.inv(precision)
-        np.testing.assert_allclose(q.mean(), mean, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(q.cov(), cov, rtol=1e-12, atol=1e-12)

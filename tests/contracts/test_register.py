@@ -175,13 +175,6 @@ def test_instances_of_other_methods_arrive_untouched(spy):
     assert spy == [((3, advi), {"random_seed": 5, "start": {"rate": 1.0}, "obj_n_mc": 2})]
 
 
-def test_advi_still_gives_a_mean_field():
-    with skewed_model():
-        approx = pm.fit(5, "advi", random_seed=1, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
-    assert type(approx) is pymc.variational.approximations.MeanField
-    assert len(approx.hist) == 5
-
-
 def test_unknown_method_gives_the_same_error():
     messages = []
     for fit in (pm.fit, pm.fit.__wrapped__):

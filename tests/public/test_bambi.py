@@ -89,16 +89,6 @@ def test_dims_are_in_the_order_of_bambi(data):
     assert moved["kind|group"].dims == ("chain", "draw", "kind__expr_dim", "group__factor_dim")
 
 
-def test_without_the_correction_predictions_are_off(data):
-    """Why it is needed; should this fail, Bambi moves the intercept itself, and the correction has to go."""
-    model, approx = fitted("y ~ x", data)
-    draws = approx.sample(20, random_seed=2)
-    expected = draws["posterior"]["mu"]
-    predicted = model.predict(draws.copy(), inplace=False)["posterior"]["mu"]
-    shift = (predicted.transpose(*expected.dims) - expected) / draws["posterior"]["x"]
-    np.testing.assert_allclose(shift, data["x"].mean(), rtol=1e-6)
-
-
 def test_draws_are_moved_once_and_not_in_place(data, tmp_path):
     model, approx = fitted("y ~ x", data)
     draws = approx.sample(5, random_seed=2)
