@@ -266,12 +266,6 @@ def test_instance_keeps_what_is_not_given():
     np.testing.assert_allclose(approx.sd_flat, 0.25, rtol=1e-12)
 
 
-def test_instance_takes_options_of_the_constructor():
-    approx = pm.fit(0, NGVI(normal_model()), None, 1, inf_kwargs={"family": "diagonal"}, n_draws=2, **QUIET)
-    assert approx.record.family == "diagonal"
-    assert approx.record.n_gradients % 2 == 0
-
-
 # --- options given twice ----------------------------------------------------------------------------------------------
 
 START = {"x": np.array([3.0, 4.0])}
@@ -293,14 +287,6 @@ def test_start_arrives(options):
     np.testing.assert_array_equal(approx.mean_flat, [3.0, 4.0])
 
 
-def test_none_beside_a_seed_in_inf_kwargs():
-    """Front ends pass ``random_seed=None`` on where the user gave none: it disagrees with nothing."""
-    seeded = pm.fit(2, "ngvi", skewed_model(), random_seed=5, start_sigma=1.0, callbacks=[stop_at(2)], **QUIET)
-    options = {"random_seed": None, "inf_kwargs": {"random_seed": 5}}
-    approx = pm.fit(2, "ngvi", skewed_model(), **options, start_sigma=1.0, callbacks=[stop_at(2)], **QUIET)
-    np.testing.assert_array_equal(approx.mean_flat, seeded.mean_flat)
-
-
 @pytest.mark.parametrize(
     ("name", "direct", "other"),
     [
@@ -319,13 +305,6 @@ def test_disagreement_is_an_error(method, name, direct, other):
     chosen = "ngvi" if method == "name" else NGVI(model)
     with pytest.raises(ValueError, match=f"^{name} is given twice and differs"):
         pm.fit(0, chosen, model, inf_kwargs={name: other}, **{name: direct}, **QUIET)
-
-
-def test_inf_kwargs_are_not_modified():
-    options = {"family": "diagonal", "random_seed": 1}
-    approx = pm.fit(0, "ngvi", normal_model(), inf_kwargs=options, **QUIET)
-    assert approx.record.family == "diagonal"
-    assert options == {"family": "diagonal", "random_seed": 1}
 
 
 def test_nothing_is_computed_before_options_are_checked(monkeypatch):
