@@ -109,14 +109,6 @@ def test_groups_are_crossed_and_those_without_rows_have_no_average():
         np.testing.assert_allclose(found.values[0, :, time], expected, rtol=1e-12)
 
 
-def test_a_grid_has_a_dim_for_each_of_the_data(logistic):
-    found = averages(logistic, {"x": 1.0, "school_of": ["west", "north"]})["y"]
-    assert found.dims == ("chain", "draw", "x", "school_of")
-    for school, j in {"west": 3, "north": 0}.items():
-        expected = probabilities(logistic, 1.0, [j])[:, 0]
-        np.testing.assert_allclose(found.sel(x=1.0, school_of=school).values[0], expected, rtol=1e-12)
-
-
 def test_new_rows_and_new_groups(logistic):
     found = averages(logistic, {"x": [0.0, 1.0]}, new_data={"x": [9.0] * 3, "school_of": ["west", "west", "south"]})
     p = probabilities(logistic, 1.0, np.array([3, 3, 1])).mean(axis=1)

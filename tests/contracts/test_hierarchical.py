@@ -114,15 +114,6 @@ def test_sparse_and_dense_fits_agree(name):
     np.testing.assert_allclose(sparse.sd_flat, dense.sd_flat, rtol=0.15)
 
 
-def test_a_chain_is_cut_and_fitted():
-    with hierarchical.autoregression(60):
-        approx = pm.fit(method="ngvi", progressbar=False, random_seed=1, posterior="gaussian")
-    assert approx.converged
-    assert approx.record.family == "sparse"
-    assert 3 < approx.structure.n_global < 20
-    assert {"level", "rho_interval__", "scale_log__"} <= set(approx.structure.globals)
-
-
 def test_a_crossed_design_has_one_factor_in_the_border():
     density = LogDensity(hierarchical.rasch(60, 12))
     frame = ModelStructure(density.layout, density.pattern).to_frame().set_index("name")

@@ -16,7 +16,7 @@ from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.methods import ComponentTarget, natural
-from pymc_ngvi.methods.estimators import gauss_newton, price
+from pymc_ngvi.methods.estimators import price
 from pymc_ngvi.methods.mixtures import stepped_weights
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -128,12 +128,3 @@ def test_target_of_a_component_counts_what_the_density_is_asked(rng):
     assert (density.n_gradients, density.n_hessians) == (6, 4)
     assert part.has_hessian
     assert part.mean_hessian(theta).pattern is None  # though the density has one: others add to every entry
-
-
-def test_target_of_a_component_has_no_single_observations(rng):
-    this = case(logistic, "diagonal", 2, 2)
-    target, q = this.target, this.q
-    part, base = ComponentTarget(target, q, 0), sobol_draws(4, 2, rng)
-    evaluation = price.evaluate(part, q.components[0], base)
-    with pytest.raises(ValueError, match="gradients of single observations"):
-        gauss_newton.moments(part, q.components[0], base, evaluation)

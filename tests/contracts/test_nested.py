@@ -228,23 +228,6 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
     assert not approx.diagnose().reliable or not kept
 
 
-@pytest.mark.usefixtures("_of_few_values")
-def test_more_data_of_one_model():
-    """The next fit of a model reads its data as they are then."""
-    with pm.Model() as model:
-        y = pm.Data("y_data", np.random.default_rng(1).normal(size=20))
-        step, noise = pm.HalfNormal("step", 1.0), pm.HalfNormal("noise", 2.0)
-        x = pm.GaussianRandomWalk("x", sigma=step, init_dist=pm.Normal.dist(0.0, 3.0), shape=20)
-        pm.Normal("y", x, noise, observed=y)
-    first = fit_ngvi(model=model, posterior="nested", random_seed=1, progressbar=False)
-    with model:
-        pm.set_data({"y_data": 5.0 + np.random.default_rng(2).normal(size=20)})
-    second = fit_ngvi(model=model, posterior="nested", random_seed=1, progressbar=False)
-    assert first.is_nested
-    assert second.is_nested
-    assert second.mean_flat[5] > 4.0 > first.mean_flat[5]
-
-
 # --- many scales, and thin tails ---
 
 N_SCALES, N_EACH, NOISE = 8, 5, 0.5

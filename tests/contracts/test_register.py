@@ -94,15 +94,6 @@ def test_unregister_puts_the_original_back():
     assert pm.fit(0, "ngvi", normal_model(), **QUIET).status is Status.NOT_STARTED
 
 
-def test_registers_again_where_one_place_was_overwritten():
-    original = pm.fit.__wrapped__
-    pymc.variational.fit = original
-    assert not registered()
-    register()
-    assert pm.fit is pymc.variational.fit is pymc.variational.inference.fit
-    assert pm.fit.__wrapped__ is original, "wrapped once, not twice"
-
-
 def test_signature_and_names_are_kept():
     original = pm.fit.__wrapped__
     assert inspect.signature(pm.fit) == inspect.signature(original)

@@ -130,22 +130,6 @@ def test_options_arrive_through_bambi(data):
     assert float(approx.mean_data["x"]) == 3.0
 
 
-def test_fit_of_a_model_with_a_known_posterior(data):
-    """Flat in everything but the line, sd known: the posterior of the line is that of least squares."""
-    model = bambi.Model("y ~ x + z", data, auto_scale=False)
-    flat = bambi.Prior("Normal", mu=0.0, sigma=1e4)
-    model.set_priors({"Intercept": flat, "x": flat, "z": flat, "sigma": bambi.Prior("Normal", mu=0.8, sigma=1e-4)})
-    approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, **QUIET)
-    assert approx.converged
-    posterior = uncentre_bambi_intercept(model, approx.sample(4_000, random_seed=1))["posterior"]
-    design = np.column_stack([np.ones(len(data)), data["x"], data["z"]])
-    least_squares, *_ = np.linalg.lstsq(design, data["y"], rcond=None)
-    sd = 0.8 * np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
-    for name, mean, error in zip(("Intercept", "x", "z"), least_squares, sd, strict=True):
-        # Four Monte Carlo errors, and the whitened error of .1 that a converged fit may have in d = 4.
-        assert abs(float(posterior[name].mean()) - mean) < (4 / 4_000**0.5 + 0.1) * error, name
-
-
 # --- predictions ---
 
 
