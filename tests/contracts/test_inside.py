@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latent_models import counts, level, one_effect, process
-from marginal_terms import TREES, Gaussian, Groups, NumpyTerms, forest_of, logit_groups, singles
+from marginal_terms import TREES, Gaussian, NumpyTerms, forest_of, logit_groups, singles
 from numpy.testing import assert_allclose
 from scipy import integrate as scipy_integrate
 from scipy import stats
@@ -343,16 +343,3 @@ def test_a_fit_does_not_hang_on_where_it_begins(make):
     for step in (0.0, -0.5, 1.0):
         marginal(start + step)
     np.testing.assert_allclose(marginal(start + 0.4), there, atol=5e-3)
-
-
-# --- effects of a whole posterior ---
-
-N_GROUPS, SIZE = 60, 12
-
-
-@pytest.fixture(scope="module")
-def groups():
-    """Binary outcomes in groups, some of them all 0."""
-    rng = np.random.default_rng(5)
-    p = 1.0 / (1.0 + np.exp(-(-1.0 + 1.5 * rng.normal(size=N_GROUPS))))
-    return Groups.logit(rng.binomial(SIZE, p), SIZE)
