@@ -49,8 +49,6 @@ class Coordinates:
         if self.kind == "natural":
             precision = np.linalg.inv(cov)
             return np.concatenate([precision @ mean, -0.5 * self.twice * precision[self.entries]])
-        if self.kind == "expectation":
-            return np.concatenate([mean, (cov + np.outer(mean, mean))[self.entries]])
         root = np.linalg.cholesky(np.linalg.inv(cov) if self.family in OF_PRECISION else cov)
         return np.concatenate([mean, root[self.entries]])
 
@@ -61,12 +59,9 @@ class Coordinates:
             matrix[self.entries] = x[self.n_dim :]
             product = matrix @ matrix.T
             return first, np.linalg.inv(product) if self.family in OF_PRECISION else product
-        if self.kind == "natural":
-            matrix[self.entries] = -2.0 * x[self.n_dim :] / self.twice
-            cov = np.linalg.inv(matrix + np.tril(matrix, -1).T)
-            return cov @ first, cov
-        matrix[self.entries] = x[self.n_dim :]
-        return first, matrix + np.tril(matrix, -1).T - stored(self.family, np.outer(first, first))
+        matrix[self.entries] = -2.0 * x[self.n_dim :] / self.twice
+        cov = np.linalg.inv(matrix + np.tril(matrix, -1).T)
+        return cov @ first, cov
 
 
 def gradient_of(function, x, h=1e-4):

@@ -11,7 +11,6 @@ import pytest
 from targets import Quadratic, block_labels, restrict
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Evaluation
 from pymc_ngvi.families import (
     FAMILIES,
     BlockFamily,
@@ -27,7 +26,7 @@ from pymc_ngvi.families.sparse import SparseStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting import problem as starting
 from pymc_ngvi.fitting import session as begun
-from pymc_ngvi.fitting.options import ALLOWED, AXES, ON_FIXED_DRAWS, Choice, FitOptions
+from pymc_ngvi.fitting.options import ALLOWED, ON_FIXED_DRAWS, Choice, FitOptions
 from pymc_ngvi.methods.estimators import Moments
 
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
@@ -210,14 +209,6 @@ def whitened_moments(grad, curvature):
     """Return moments as an estimator without noise would."""
     zero = np.zeros(len(grad))
     return Moments(grad, curvature, grad_se=zero, curvature_se=zero, gap=0.0, floor=0.0, floor_sd=0.0)
-
-
-def moments_from_draws(target, state, base, estimator, *, stl=True):
-    """Return the moments that base draws give."""
-    theta = state.draws(base.z)
-    logp, grad = target.logp_grad(theta)
-    evaluation = Evaluation(theta, logp, grad, np.ones(len(theta), dtype=bool), 0.0)
-    return AXES["estimator"][estimator].moments(target, state, base, evaluation, stl=stl)
 
 
 def half_triangle(matrix):

@@ -1,11 +1,8 @@
 """Averages of the expected response: predictions at values of data, their contrasts, and slopes, by closed forms."""
 
-import bambi
 import numpy as np
-import pandas as pd
 import pymc as pm
 import pytest
-import xarray as xr
 
 from scipy.special import expit
 
@@ -112,14 +109,6 @@ def test_groups_are_crossed_and_those_without_rows_have_no_average():
         np.testing.assert_allclose(found.values[0, :, time], expected, rtol=1e-12)
 
 
-def test_a_grid_has_a_dim_for_each_of_the_data(logistic):
-    found = averages(logistic, {"x": 1.0, "school_of": ["west", "north"]})["y"]
-    assert found.dims == ("chain", "draw", "x", "school_of")
-    for school, j in {"west": 3, "north": 0}.items():
-        expected = probabilities(logistic, 1.0, [j])[:, 0]
-        np.testing.assert_allclose(found.sel(x=1.0, school_of=school).values[0], expected, rtol=1e-12)
-
-
 def test_new_rows_and_new_groups(logistic):
     found = averages(logistic, {"x": [0.0, 1.0]}, new_data={"x": [9.0] * 3, "school_of": ["west", "west", "south"]})
     p = probabilities(logistic, 1.0, np.array([3, 3, 1])).mean(axis=1)
@@ -224,48 +213,6 @@ def test_the_mean_of_one_variable_is_given_draws_of_others():
     np.testing.assert_allclose(found["z"].values[0], a, rtol=1e-12)
     error = found["y"].values[0] - (a**2 + 1)
     assert abs(error.mean()) < 5 * error.std() / N_DRAWS**0.5
-
-
-def test_bambi_says_the_same_of_the_same_draws():
-    """Averages of comparisons and slopes by `bambi.interpret`, from our draws under the names that Bambi has."""
-    rng = np.random.default_rng(4)
-    frame = pd.DataFrame({"x": rng.normal(size=40), "z": rng.normal(size=40), "sex": rng.choice(["f", "m"], 40)})
-    frame["y"] = rng.integers(2, size=40)
-    with pm.Model(coords={"sex_": ["f", "m"]}) as model:
-        x, z, sex = (pm.Data(n, v) for n, v in {**frame[["x", "z"]], "sex": (frame["sex"] == "m").astype(int)}.items())
-        a, b, c = pm.Normal("Intercept"), pm.Normal("x_coef"), pm.Normal("z_coef")
-        d = pm.Normal("sex_coef", dims="sex_")
-        pm.Bernoulli("y", logit_p=a + b * x + c * z + d[sex], observed=frame["y"])
-    approx = approximation(model)
-    drawn = approx.predict(var_names=["Intercept", "x_coef", "z_coef", "sex_coef"], draws=N_DRAWS, random_seed=3)
-    formula = bambi.Model("y ~ x + z + sex", frame, family="bernoulli", center_predictors=False)
-    formula.build()
-    ours = drawn["predictions"].to_dataset()
-    of_sex = ours["sex_coef"]
-    posterior = xr.Dataset(
-        {
-            "Intercept": ours["Intercept"] + of_sex.isel(sex_=0, drop=True),
-            "x": ours["x_coef"],
-            "z": ours["z_coef"],
-            "sex": (of_sex - of_sex.isel(sex_=0, drop=True)).isel(sex_=[1]).rename({"sex_": "sex_dim"}),
-        }
-    )
-    tree = xr.DataTree.from_dict(
-        {"posterior": posterior, "observed_data": frame[["y"]].to_xarray().rename(index="__obs__")}
-    )
-
-    contrast = averages(approx, {"x": [-1.0, 2.0]}, by="sex")["y"].diff("x")
-    theirs = bambi.interpret.comparisons(formula, tree, {"x": [-1.0, 2.0]}, average_by="sex").summary
-    np.testing.assert_allclose(contrast.mean(["chain", "draw"]).values[0], theirs["estimate"], rtol=1e-6)
-
-    between = averages(approx, {"sex": ["f", "m"]})["y"]
-    theirs = bambi.interpret.comparisons(formula, tree, {"sex": ["f", "m"]}, average_by="all").summary
-    estimate = float((between.sel(sex="m") - between.sel(sex="f")).mean())
-    assert estimate == pytest.approx(float(theirs["estimate"].iloc[0]), rel=1e-6)
-
-    slope = averages(approx, {"x": [0.5]}, slope="x")["y"]
-    theirs = bambi.interpret.slopes(formula, tree, {"x": 0.5}, average_by="all", eps=1e-5).summary
-    assert float(slope.mean()) == pytest.approx(float(theirs["estimate"].iloc[0]), rel=1e-4)
 
 
 def test_results_of_weighted_draws_have_them(logistic):

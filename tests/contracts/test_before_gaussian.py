@@ -6,7 +6,7 @@ import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
 
-from pymc_ngvi import ConvergenceWarning, LogDensity, NotExactError, Status, fit_ngvi
+from pymc_ngvi import LogDensity, NotExactError, Status, fit_ngvi
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.messages import Reason, Unavailable
 from pymc_ngvi.core.prices import UsedUp, Work
@@ -184,29 +184,6 @@ def test_without_one_the_fit_goes_on_where_it_was(monkeypatch):
     assert paused.record.status is without.record.status is Status.CONVERGED
     assert paused.record.n_iterations == without.record.n_iterations > 1
     assert_array_equal(paused.mean_flat, without.mean_flat)
-
-
-def test_a_fit_that_ends_early_after_others_says_what_was_tried(monkeypatch):
-    """The plan still has the chains that have not arrived."""
-
-    def refused(kind, density):
-        raise Unavailable(Reason.NO_FOREST, "it is not to be")
-
-    run = type(KINDS["moved"]).run
-    monkeypatch.setattr(type(KINDS["exact"]), "possible", refused)
-    monkeypatch.setattr(choice.Candidates, "first", lambda _: None)
-    monkeypatch.setattr("pymc_ngvi.results.choice.Candidates._pause_after", lambda *_: 1e-9)
-    monkeypatch.setattr(choice.Candidates, "_most_of_fit", 1e-9)
-    monkeypatch.setattr(
-        type(KINDS["moved"]), "run",
-        lambda self, start, found, work, *, is_only: run(self, start, found, no_work(), is_only=is_only),
-    )  # fmt: skip
-    with pytest.warns(ConvergenceWarning, match="out of seconds"):
-        approx = fit(curved())
-    assert approx.record.status is Status.OUT_OF_SECONDS
-    assert approx.plan.taken.kind == "gaussian"
-    assert approx.plan.of("moved").outcome is Decision.FAILED
-    assert "have not arrived" in approx.plan.of("moved").reason
 
 
 def test_an_exact_posterior_that_takes_far_more_values_is_left():

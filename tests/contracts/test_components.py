@@ -1,7 +1,6 @@
 """What the result of a fit shows of the components of a mixture: by name, in draws, in a picture, and their worth."""
 
 import dataclasses
-import sys
 import warnings
 
 import numpy as np
@@ -315,7 +314,6 @@ def layout_of(**shapes):
 
 
 LAYOUT = layout_of(beta=(2,), sd_log__=())
-NO_DRAWS = np.empty((0, 3))
 
 
 def draws_of(q, n, seed=1):
@@ -353,12 +351,6 @@ def test_method_draws_into_the_figure_that_was_passed(approx):
     where = approx.layout.variables[1].where
     assert_array_equal(points.get_offsets(), approx.draw_flat(40, 2)[:, where][:, :2])
     assert not len(approx.plot_components("slope", 0)[1, 0].collections[0].get_offsets())
-
-
-def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match="plot_components needs Matplotlib: pip install matplotlib"):
-        plot_components(mixture_of(3), LAYOUT, NO_DRAWS)
 
 
 def test_components_of_variables_without_entries():

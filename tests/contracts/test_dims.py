@@ -12,7 +12,6 @@ import pymc_ngvi
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.fitting.problem import start_point
 
 N_GROUPS, N_OBS = 60, 180
 _RNG = np.random.default_rng(1)
@@ -149,17 +148,6 @@ def test_reparametrisations_know_likelihoods_and_data_with_dims():
     before = ours.draw_flat(5, 1)
     pm.set_data({"y_data": Y + 3, "x": X + 1.0}, model=ours.model)
     np.testing.assert_array_equal(ours.draw_flat(5, 1), before)
-
-
-def test_starting_values_are_on_the_constrained_scale():
-    named, plain = twins(simplex)
-    start = {"p": np.random.default_rng(1).dirichlet([3.0, 2.0, 1.0], size=4)}
-    ours, theirs = (start_point(LogDensity(model), start) for model in (named, plain))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-    assert np.abs(ours).max() > 0.1
-    for model in (named, plain):
-        with pytest.raises(ValueError, match=r"start\['p'\] leads to shape \(4, 2\)"):
-            start_point(LogDensity(model), {"p": np.ones((4, 2))})
 
 
 def test_initial_values_of_the_model_are_on_the_constrained_scale():

@@ -18,7 +18,6 @@ from scipy.special import logsumexp
 from pymc_ngvi import LogDensity, fit_ngvi, load
 from pymc_ngvi.density.discrete import summing
 from pymc_ngvi.density.discrete.summing import draw_chains
-from pymc_ngvi.inference import density_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what it imports
@@ -365,23 +364,6 @@ def test_data_are_those_of_the_users_model(fitted):
     finally:
         with model:
             pm.set_data({"data": before})
-
-
-def test_the_next_fit_builds_nothing_anew_but_for_other_shapes():
-    model = mixture(Y[:10])
-    first = density_of(model, None, "auto", None)
-    with model:
-        pm.set_data({"data": -Y[:10]}, coords={"row": np.arange(10)})
-    second = density_of(model, None, "auto", None)
-    assert second.functions is first.functions
-    theta = np.array([[0.2, 0.1, 0.4]])
-    np.testing.assert_allclose(second.logp(theta), LogDensity(mixture(-Y[:10])).logp(theta), rtol=1e-12)
-    with model:
-        pm.set_data({"data": Y}, coords={"row": np.arange(len(Y))})
-    third = density_of(model, None, "auto", None)
-    np.testing.assert_allclose(third.logp(theta), summed(mixture).logp(theta), rtol=1e-12)
-    values = {"p": np.full((3, 2), 0.5), "mu": np.tile([-1.0, 1.0], (3, 1))}
-    assert third.discrete_given(values, 1)["z"].shape == (3, len(Y))
 
 
 def test_going_on_and_files(fitted, tmp_path, caplog):

@@ -14,7 +14,6 @@ from matrix import (
     OF_PRECISION,
     as_curvature,
     as_matrix,
-    half_triangle,
     random_state,
     state_kind,
     state_of,
@@ -25,7 +24,7 @@ from matrix import (
 from targets import Quadratic, logistic, poisson, random_covariance
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.core.draws import BASE_DRAWS, plain_draws, sobol_draws
+from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
 from pymc_ngvi.core.types import BaseDraws, Evaluation
 from pymc_ngvi.fitting.options import AXES
 from pymc_ngvi.methods.estimators import in_full_metric
@@ -260,23 +259,6 @@ def test_no_noise_at_all_where_q_is_the_posterior(family, estimator, kind, rng):
 def in_replicates(base, keep):
     """Return the mean base draw of each replicate, of those that are left."""
     return [base.z[part][keep[part]].mean(axis=0) for part in base.replicates()]
-
-
-@two_seeds
-@pytest.mark.parametrize("n_draws", [1, 7])
-def test_reparam_is_what_automatic_differentiation_through_the_factor_gives(seed, n_draws):
-    """dL/dSigma = sym(C^-T (P + P^T) C^-1 / 2), P = thalf(C^T tril(grad z^T)), is half of E[hess log p]."""
-    target, rng = logistic(), np.random.default_rng(seed)
-    state = off_optimum(target, "full", seed)
-    base = plain_draws(n_draws, target.n_dim, rng)
-    c, derivative = state.factor, np.zeros((target.n_dim, target.n_dim))
-    for z, grad in zip(base.z, target._grad(state.draws(base.z)), strict=True):
-        p = half_triangle(c.T @ np.tril(np.outer(grad, z)))
-        one = 0.5 * np.linalg.solve(c.T, p + p.T) @ np.linalg.inv(c)
-        derivative += 0.5 * (one + one.T) / n_draws
-    curvature = estimate("pathwise", target, state, base, stl=False).curvature
-    hessian = -np.linalg.solve(c.T, curvature) @ np.linalg.inv(c)
-    np.testing.assert_allclose(0.5 * hessian, derivative, rtol=1e-8, atol=1e-8)
 
 
 @of_pairs("price", "gauss_newton", *FROM_GRADIENTS)

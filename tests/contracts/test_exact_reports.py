@@ -6,13 +6,10 @@ import re
 
 import matplotlib
 import numpy as np
-import pymc as pm
 import pytest
 
-from exact import COUNTS, GROUP, MODELS, QUIET, fit, one
+from exact import MODELS, QUIET, fit, one
 from numpy.testing import assert_allclose, assert_array_equal
-
-import pymc_ngvi
 
 from pymc_ngvi import NGVI
 from pymc_ngvi.results.summary import _error_sentence
@@ -243,17 +240,6 @@ def test_a_start_for_nuts(name):
     assert init.initvals[0]["b"].shape == model_of(name)["b"].eval().shape
 
 
-def test_a_start_for_another_fit():
-    """It is the Gaussian that is taken."""
-    approx = fitted("one")
-    again = pymc_ngvi.fit_ngvi(model=model_of("one"), start=approx, random_seed=1, posterior="gaussian", **QUIET)
-    from_gaussian = pymc_ngvi.fit_ngvi(
-        model=model_of("one"), start=approx.gaussian, random_seed=1, posterior="gaussian", **QUIET
-    )
-    assert_array_equal(again.mean_flat, from_gaussian.mean_flat)
-    assert not np.array_equal(again.mean_flat, approx.gaussian.mean_flat)
-
-
 def test_the_object_of_inference():
     inference = NGVI(model_of("one"), random_seed=1, tol=2.0)
     before = inference.approx
@@ -269,31 +255,3 @@ def test_the_object_of_inference():
     assert_array_equal(approx._state.gaussian.mean(), approx.gaussian.mean_flat)
     assert not np.array_equal(approx.mean_flat, mean)
     assert_array_equal(node.eval(), approx.mean_flat)
-
-
-def test_predictions():
-    approx = fitted("one")
-    tree = approx.sample(1_000, random_seed=1)
-    with model_of("one"):
-        predicted = pm.sample_posterior_predictive(tree, random_seed=1, progressbar=False)
-    rate = np.exp(tree.posterior["mu"] + tree.posterior["b"]).mean(("chain", "draw")).values[GROUP]
-    seen = predicted.posterior_predictive["y"]
-    error = seen.std(("chain", "draw")) / np.sqrt(1_000)
-    assert_allclose(seen.mean(("chain", "draw")), rate, atol=5.0 * float(error.max()))
-
-
-# Bambi 0.21 asks pandas for columns of objects in a way that is to change.
-@pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes are included")
-def test_bambi():
-    bambi = pytest.importorskip("bambi", reason="bambi is in the dependency group test")
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"y": COUNTS, "g": [f"g{i}" for i in GROUP]})
-    model = bambi.Model("y ~ 1 + (1 | g)", frame, family="poisson")
-    approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, **QUIET)
-    assert approx.record.is_exact
-    tree = approx.sample(300, random_seed=1)
-    model.predict(tree)
-    rate, effects = tree.posterior["mu"], tree.posterior["1|g"]
-    assert rate.shape == (1, 300, len(COUNTS))
-    linear = tree.posterior["Intercept"] + effects.sel(g__factor_dim="g3")
-    assert_allclose(rate.values[..., GROUP == 3].mean(axis=-1), np.exp(linear), rtol=1e-10)

@@ -223,14 +223,6 @@ def test_draws_of_wrong_length_along_a_dimension_keep_their_values():
     assert chosen["mu"].dims == ("chain", "draw", "one")
 
 
-def test_draws_go_to_disk_and_back(approx, tmp_path):
-    tree = approx.sample(10, random_seed=1)
-    tree.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
-    with xr.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
-        for group in ("posterior", "sample_stats", "observed_data", "constant_data"):
-            xr.testing.assert_equal(read[group].to_dataset().load(), tree[group].to_dataset())
-
-
 KINDS = {
     "FullPrecisionState": {"update": "cholesky_precision"},
     "BlockState": {"family": "block", "blocks": [["beta[1]", "sd"]]},

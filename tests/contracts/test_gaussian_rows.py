@@ -6,7 +6,6 @@ import pytensor.tensor as pt
 import pytest
 
 from latent_models import counts, level, shifted
-from scipy import stats
 
 from pymc_ngvi import LogDensity
 from pymc_ngvi.density.gaussian_over import gaussian_over
@@ -106,22 +105,6 @@ def test_log_m_is_that_of_rows(make):
     np.testing.assert_allclose(GaussianMarginal(over)(points), by_rows(points), rtol=1e-9, atol=1e-6)
     [alone] = GaussianMarginal(over)(points[:1])  # as one of many, and by itself
     assert alone == pytest.approx(GaussianMarginal(over)(points)[0], abs=1e-8)
-
-
-def test_log_m_is_the_integral():
-    """By the density of y with all effects integrated out."""
-    group, x, y = _slopes()
-    density, given = given_of(not_centred())
-    labels = [density.layout.label(int(i)) for i in given.outside]
-    assert labels == ["s_log__[0]", "s_log__[1]", "noise_log__"]
-    for g in ([-0.5, -1.0, -0.3], [0.4, 0.1, 0.2], [-30.0, -0.5, 0.0]):
-        s, noise = np.exp(g[:2]), np.exp(g[2])
-        same = group[:, None] == group
-        cov = 1e6 * (1.0 + np.outer(x, x)) + s[0] ** 2 * same + s[1] ** 2 * same * np.outer(x, x)
-        expected = stats.multivariate_normal(np.zeros(len(y)), cov + noise**2 * np.eye(len(y))).logpdf(y)
-        expected += stats.halfnorm(scale=1.0).logpdf(s).sum() + stats.halfnorm(scale=2.0).logpdf(noise) + np.sum(g)
-        [found] = GaussianMarginal(gaussian_over(given))(np.array([g]))
-        assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_units_do_not_matter():

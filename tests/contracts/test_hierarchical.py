@@ -4,12 +4,10 @@ A precision that lacks the entries that the Hessian lacks contains the best Gaus
 """
 
 import functools
-import logging
 
 import hierarchical
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
 
 import pymc_ngvi  # noqa: F401
@@ -116,15 +114,6 @@ def test_sparse_and_dense_fits_agree(name):
     np.testing.assert_allclose(sparse.sd_flat, dense.sd_flat, rtol=0.15)
 
 
-def test_a_chain_is_cut_and_fitted():
-    with hierarchical.autoregression(60):
-        approx = pm.fit(method="ngvi", progressbar=False, random_seed=1, posterior="gaussian")
-    assert approx.converged
-    assert approx.record.family == "sparse"
-    assert 3 < approx.structure.n_global < 20
-    assert {"level", "rho_interval__", "scale_log__"} <= set(approx.structure.globals)
-
-
 def test_a_crossed_design_has_one_factor_in_the_border():
     density = LogDensity(hierarchical.rasch(60, 12))
     frame = ModelStructure(density.layout, density.pattern).to_frame().set_index("name")
@@ -140,13 +129,3 @@ def test_levels_without_observations_keep_their_prior():
     assert np.abs(effect[::3] / scale).max() < 0.1
     np.testing.assert_allclose(approx.sd_flat[3:][::3] / scale, 1.0, atol=0.15)
     assert np.abs(effect).max() > scale
-
-
-@pytest.mark.parametrize("n_steps", [300, *slow([2_000])])
-def test_no_rewrite_fails_for_walks_longer_than_an_int8(n_steps, caplog):
-    with pytensor.config.change_flags(on_opt_error="warn"), caplog.at_level(logging.WARNING):
-        density = LogDensity(hierarchical.random_walk(n_steps))
-        n_entries = density.pattern.n_entries
-    # The diagonal, the scale against all states, each state against the one before.
-    assert n_entries == (n_steps + 1) + n_steps + (n_steps - 1)
-    assert "Rewrite failure" not in caplog.text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latent_models import counts, level, one_effect, process
-from marginal_terms import TREES, Gaussian, Groups, NumpyTerms, exact_state, forest_of, logit_groups, singles
+from marginal_terms import TREES, Gaussian, NumpyTerms, forest_of, logit_groups, singles
 from numpy.testing import assert_allclose
 from scipy import integrate as scipy_integrate
 from scipy import stats
@@ -283,28 +283,6 @@ def test_a_pair_against_brute_force(seed):
     assert_allclose(np.corrcoef(draws.T)[0, 1], expected, atol=4.0 / np.sqrt(n) + 0.03)
 
 
-def test_a_hub_with_leaves_against_brute_force():
-    """What a hub is, given all of its leaves: the integrals over these are its weights."""
-    counts = np.array([0.0, 4.0, 1.0])
-
-    def of_locals(g, b):
-        root = -0.5 * b[..., :1] ** 2
-        leaves = counts * b[..., 1:] - np.exp(b[..., 1:]) - 0.5 * ((b[..., 1:] - b[..., :1]) / 0.6) ** 2
-        return np.concatenate([root, leaves], axis=-1)
-
-    terms, forest, n = NumpyTerms(lambda g: 0.0 * g[:, 0], of_locals, size=2_000), forest_of([-1, 0, 0, 0], 1), 20_000
-    g = np.zeros((1, 1))
-    points = found(terms, forest, g)
-    draws = drawn(terms, forest, np.zeros((n, 1)), repeated(points, n), points.skew[0], 2)
-    line = np.linspace(-5.0, 5.0, 501)
-    joint = -0.5 * ((line[:, None] - line) / 0.6) ** 2  # leaf by hub
-    messages = [logsumexp(joint + (y * line - np.exp(line))[:, None], axis=0) for y in counts]
-    Exact(-0.5 * line**2 + sum(messages), line).check(draws[:, 0], slack=0.04)
-    others = -0.5 * line**2 + messages[0] + messages[2]
-    leaf = logsumexp(joint + others, axis=1) + counts[1] * line - np.exp(line)
-    Exact(leaf, line).check(draws[:, 2], slack=0.04)
-
-
 def marginal_of(make, seed=1):
     density = LogDensity(make())
     given = latent_rows(density)
@@ -365,49 +343,3 @@ def test_a_fit_does_not_hang_on_where_it_begins(make):
     for step in (0.0, -0.5, 1.0):
         marginal(start + step)
     np.testing.assert_allclose(marginal(start + 0.4), there, atol=5e-3)
-
-
-# --- effects of a whole posterior ---
-
-N_GROUPS, SIZE = 60, 12
-
-
-@pytest.fixture(scope="module")
-def groups():
-    """Binary outcomes in groups, some of them all 0."""
-    rng = np.random.default_rng(5)
-    p = 1.0 / (1.0 + np.exp(-(-1.0 + 1.5 * rng.normal(size=N_GROUPS))))
-    return Groups.logit(rng.binomial(SIZE, p), SIZE)
-
-
-@pytest.fixture(scope="module")
-def state(groups):
-    return exact_state(groups, [-1.0, 0.4], np.diag([0.1, 0.05]))
-
-
-def test_effects_have_the_distribution_of_the_model(state):
-    """Given the globals, distribution functions of the model turn draws into uniform numbers."""
-    rows = np.arange(0, len(state.pool.g), 9)
-    shifts, choices = np.random.default_rng(1).random((2, len(rows), N_GROUPS))
-    draws = state._locals(state.pool.g, rows, [shifts, choices])
-    probability = distribution_functions(state, state.pool.g[rows], draws)
-    assert stats.kstest(probability.ravel(), "uniform").pvalue > 1e-3
-    z = (probability.mean(axis=0) - 0.5) * np.sqrt(12.0 * len(rows))
-    assert np.abs(z).max() < 4.5
-    assert (z**2).mean() < 2.0
-
-
-def distribution_functions(state, g, draws):
-    """Return P(b <= draw | g) of each group by the model, on a fine grid."""
-    terms = state.quadrature.terms.terms
-    centres = state.quadrature.at(g).centres
-    z = np.linspace(-9.0, 9.0, 1_201)
-    grid = centres.mean[:, None] + centres.factor[:, None, :, 0] * z[:, None]
-    values = np.concatenate([terms(g[i : i + 20], grid[i : i + 20])[1] for i in range(0, len(g), 20)])
-    density = np.exp(values - values.max(axis=1, keepdims=True))
-    cells = 0.5 * (density[:, 1:] + density[:, :-1])
-    total = np.cumsum(cells, axis=1)
-    total = np.concatenate([np.zeros_like(total[:, :1]), total], axis=1) / total[:, -1:]
-    at = (draws - centres.mean) / centres.factor[:, :, 0]
-    pairs = ((i, j) for i in range(len(g)) for j in range(N_GROUPS))
-    return np.array([np.interp(at[i, j], z, total[i, :, j]) for i, j in pairs]).reshape(at.shape)

@@ -3,7 +3,6 @@
 import logging
 import re
 
-import arviz_stats
 import numpy as np
 import pymc as pm
 import pytest
@@ -313,15 +312,6 @@ def test_log_weights_are_those_of_the_draws_of_the_same_seed():
     expected = [x[i] @ np.linalg.solve(precisions[i], x.T @ y - x[i] * y[i]) for i in range(20)]
     # Four errors of draws by which means of rows vary by less than a half.
     np.testing.assert_allclose((weights.values * mean).sum(axis=0), expected, atol=4 * 0.5 / np.sqrt(n))
-
-
-def test_models_are_compared(approx):
-    with pm.Model() as model:
-        mu = pm.Normal("mu", 0.0, 2.0)
-        pm.Normal("y", mu, SIGMA, observed=Y)
-    without = pymc_ngvi.fit_ngvi(model=model, random_seed=1, progressbar=False)
-    table = arviz_stats.compare({"with": approx.leave_out(random_seed=1), "without": without.leave_out(random_seed=1)})
-    assert list(table.index) == ["with", "without"]
 
 
 # --- what is left out ---

@@ -96,13 +96,6 @@ def test_the_table_has_variables_deterministics_and_what_is_said_of_each_fit(man
     assert repr(many) == "ManyFits(6 fits: 6 not judged)"
 
 
-def test_gaussians_that_are_the_posterior_are_reliable():
-    data = [{"y": np.full(5, k)} for k in (0.0, 1.0, 2.0, 3.0)]
-    found = pymc_ngvi.fit_many(mean_of_normal(), data, **QUIET).dataset
-    assert set(found.posterior.values) == {"gaussian"}  # which is exact here
-    assert set(found.verdict.values) == {"reliable"}
-
-
 def test_exact_posteriors_have_a_verdict_and_a_marginal_likelihood():
     """Of a binomial probability with a uniform prior: each of the n + 1 numbers of successes is as likely."""
     with pm.Model() as model:

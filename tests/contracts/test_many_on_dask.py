@@ -78,12 +78,6 @@ def two_workers():
         yield client
 
 
-@pytest.fixture
-def no_worker():
-    with workers_here(0) as client:
-        yield client
-
-
 def test_the_bits_are_those_of_fits_here(cluster, tmp_path):
     rng = np.random.default_rng(1)
     data = [{"y_data": rng.binomial(1, 0.3 + 0.05 * k, 20)} for k in range(N_FITS)]
@@ -229,23 +223,6 @@ def test_a_cluster_that_is_gone_loses_no_fit_that_was_done(here, two_workers, mo
     with pytest.warns(UserWarning, match="no worker for .* Start some, and call again. 3 fits were done, which"):
         found = pymc_ngvi.fit_many(normal(), source(), client=two_workers, **QUIET)
     xr.testing.assert_identical(found.dataset.mu, here.dataset.mu[:3])
-
-
-def test_a_cluster_that_has_no_worker_yet_is_waited_for(here, no_worker, monkeypatch):
-    monkeypatch.setattr(of_cluster, "_LOOK", 0.1)
-    monkeypatch.setattr(of_cluster, "_PATIENCE", 0.0)
-    said = []
-
-    def warning(message, *args):
-        said.append(message % args)
-        no_worker.cluster.scale(1)
-
-    monkeypatch.setattr(of_cluster.logger, "warning", warning)
-    there = pymc_ngvi.fit_many(normal(), data_sets(), client=no_worker, **QUIET)
-    assert said == [
-        "The Dask cluster has had no worker for 0 s; the fits are waiting for one. Start some, or interrupt."
-    ]
-    xr.testing.assert_identical(without_seconds(there), without_seconds(here))
 
 
 def test_bad_clients_are_refused_before_any_fit(two_workers, monkeypatch):

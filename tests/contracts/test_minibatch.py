@@ -193,23 +193,6 @@ def test_survives_a_pickle():
     np.testing.assert_allclose(copied_constrainer(THETA)["shifted"], shifted, rtol=1e-13)
 
 
-def test_deterministics_have_the_rows_of_the_batch():
-    model = minibatch_glmm()
-    with model:
-        mu = pt.log(model["y"].owner.inputs[0].owner.inputs[2])
-        pm.Deterministic("eta", mu)
-        pm.Deterministic("twice", 2.0 * model["slope"])
-    density = LogDensity(model, "quick")
-    constrainer = Constrainer(density)
-    for seed in (10, 11):
-        values = constrainer(THETA, random_seed=1)
-        [rows] = rows_of(density)
-        eta = THETA[:, :1] + THETA[:, 1:3] @ X[rows].T + THETA[:, 3:][:, GROUP[rows]]
-        np.testing.assert_allclose(values["eta"], eta, rtol=1e-12)
-        np.testing.assert_array_equal(values["twice"], 2.0 * THETA[:, 1:3])
-        density.next_batch(np.random.default_rng(seed))
-
-
 def test_a_minibatch_that_only_a_deterministic_reads():
     """The log density has none; the Deterministic gets rows at random."""
     with pm.Model() as model:

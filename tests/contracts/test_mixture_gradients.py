@@ -16,7 +16,7 @@ from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.methods import ComponentTarget, natural
-from pymc_ngvi.methods.estimators import gauss_newton, price
+from pymc_ngvi.methods.estimators import price
 from pymc_ngvi.methods.mixtures import stepped_weights
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -48,42 +48,6 @@ def test_component_and_weight_steps_are_the_inverse_fisher_information_times_the
     step = (this.truth.of(MixtureState.of(components, log_weights)) - this.x) / rho
     error = 2e-5 if n_dim < 3 else 2e-4  # fewer nodes
     np.testing.assert_allclose(step, this.direction, rtol=1e-5, atol=error * np.abs(this.direction).max())
-
-
-@each_form
-def test_fisher_information_of_draw_and_component_has_a_block_for_each_component_and_one_for_the_weights(
-    family, n_dim, n_components
-):
-    this = case(logistic, family, n_dim, n_components)
-    information, n_weights = this.truth.fisher_information(this.x), n_components - 1
-    of_each = (len(information) - n_weights) // n_components
-    blocks = np.append(np.repeat(np.arange(n_components), of_each), np.full(n_weights, n_components))
-    np.testing.assert_allclose(information[blocks[:, None] != blocks], 0.0, atol=1e-7)
-    w = this.q.weights[:-1]
-    np.testing.assert_allclose(information[-n_weights:, -n_weights:], np.diag(w) - np.outer(w, w), rtol=1e-7)
-
-
-def test_metric_is_not_that_of_the_draw_alone():
-    """Which is smaller, since to know the component as well tells more, and has another natural gradient."""
-    this = case(logistic, "full", 2, 2)
-    difference = this.truth.fisher_information(this.x) - this.truth.fisher_information(this.x, joint=False)
-    values = np.linalg.eigvalsh(difference)
-    assert values.min() > -1e-6
-    assert values.max() > 0.1
-    of_draw = this.truth.natural_gradient(this.x, joint=False)[-1]
-    assert abs(of_draw / this.direction[-1] - 1.0) > 0.01
-
-
-@each_target
-@each_kind
-def test_natural_steps_do_not_depend_on_the_origin_of_the_coordinates(make, family, n_dim, n_components):
-    here = case(make, family, n_dim, n_components)
-    there = here.shifted
-    np.testing.assert_allclose(there.weight_step, here.weight_step, rtol=1e-9, atol=1e-9)
-    for c in range(n_components):
-        step, other = (natural(this.q.components[c], this.moments[1][c], 0.1, True) for this in (here, there))
-        np.testing.assert_allclose(other.location - 10.0, step.location, atol=1e-9)
-        np.testing.assert_allclose(other.cov(), step.cov(), rtol=1e-8, atol=1e-10)
 
 
 # --- the target of one component --------------------------------------------------------------------------------------
@@ -164,12 +128,3 @@ def test_target_of_a_component_counts_what_the_density_is_asked(rng):
     assert (density.n_gradients, density.n_hessians) == (6, 4)
     assert part.has_hessian
     assert part.mean_hessian(theta).pattern is None  # though the density has one: others add to every entry
-
-
-def test_target_of_a_component_has_no_single_observations(rng):
-    this = case(logistic, "diagonal", 2, 2)
-    target, q = this.target, this.q
-    part, base = ComponentTarget(target, q, 0), sobol_draws(4, 2, rng)
-    evaluation = price.evaluate(part, q.components[0], base)
-    with pytest.raises(ValueError, match="gradients of single observations"):
-        gauss_newton.moments(part, q.components[0], base, evaluation)

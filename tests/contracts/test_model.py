@@ -128,16 +128,6 @@ def test_jacobian_is_included():
 # --- names, order, shapes ---------------------------------------------------------------------------------------------
 
 
-def test_order_is_that_of_the_value_variables():
-    model = models.transformed()
-    density = LogDensity(model, "quick")
-    assert [v.value_name for v in density.layout.variables] == [v.name for v in model.value_vars]
-    point = model.initial_point()
-    expected = np.concatenate([point[v.name].ravel() for v in model.value_vars])
-    np.testing.assert_array_equal(density.initial_point(), expected)
-    assert density.n_dim == 6 + 2 + 2 + 1 + 2  # a Dirichlet of 3 is unconstrained in 2
-
-
 def test_is_frozen_when_it_is_made():
     """Variables that are added later change neither the layout nor the values, though functions are made later."""
     model = models.transformed()

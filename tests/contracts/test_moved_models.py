@@ -139,17 +139,6 @@ def test_its_price_is_named_where_it_is_too_dear():
     assert "max_seconds=0.01 leaves" in dear.record.posterior
 
 
-def test_it_is_not_looked_for_where_the_gaussian_will_do():
-    approx = fit(rare(n=30_000, events=15_000))
-    plan = approx.record.plan
-    assert plan.taken.kind == "gaussian"
-    assert plan.of("moved") is None
-    assert "nearly equal" in approx.record.posterior
-    asked = fit(rare(n=30_000, events=15_000), posterior="gaussian")
-    assert_array_equal(asked.mean_flat, approx.mean_flat)
-    assert asked.record.n_gradients == approx.record.n_gradients
-
-
 def test_chains_that_do_not_arrive_leave_the_gaussian(monkeypatch):
     monkeypatch.setattr("pymc_ngvi.posteriors.kinds._MOST", 0.1)
     with pytest.raises(NotExactError, match=r"moved draws have not arrived \(128 chains from 8 points") as caught:

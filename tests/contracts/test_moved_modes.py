@@ -108,15 +108,6 @@ def test_two_modes_that_no_chain_crosses(d, known, seed):
     assert_allclose(weights @ x[:, 1:], 0.0, atol=(MOST_ERRORS + 0.5) / np.sqrt(checks.bulk))
 
 
-def test_two_modes_that_some_chains_cross():
-    """Six standard deviations: chains arrive by themselves in time, or are kept apart; both are right."""
-    ended = moved(Normals([0.7, 0.3], apart_along_first(5, 6.0)), standard(5, sd=[3.0] + [1.0] * 4), seed=1)
-    x, weights = weighted(ended)
-    assert ended.checks.is_exact
-    part = weights @ (x[:, 0] > 0.0)
-    assert_allclose(part, 0.7, atol=MOST_ERRORS * np.sqrt(0.21 / ended.checks.effective_size))
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_three_modes(seed):
     centres = np.zeros((3, 5))

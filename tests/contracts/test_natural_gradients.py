@@ -9,7 +9,6 @@ import pytest
 
 from fisher import Coordinates, fisher_information, gradient_of
 from matrix import (
-    NATURAL_FAMILIES,
     PAIRS,
     factor_matrix,
     moments_of,
@@ -33,7 +32,6 @@ COORDINATES = {
 STRAIGHT = ("natural", "cholesky", "cholesky_precision", "euclidean")
 
 each_pair = pytest.mark.parametrize(("family", "update"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
-natural_families = pytest.mark.parametrize("family", NATURAL_FAMILIES)
 each_target = pytest.mark.parametrize("make", [logistic, poisson])
 
 
@@ -85,19 +83,6 @@ def test_directions_are_those_that_the_updates_take(family, update, seed):
 
 
 # --- mirror descent ---------------------------------------------------------------------------------------------------
-
-
-@natural_families
-@each_target
-@two_seeds
-def test_natural_parameters_move_by_the_gradient_in_expectation_parameters(family, make, seed):
-    target, state = off_optimum(make, family, seed)
-    expectation = Coordinates("expectation", family, target.n_dim)
-    x = expectation.of(state.mean(), state.cov())
-    gradient = gradient_of(lambda x: target.elbo(*expectation.gaussian(x)), x)
-    for rho in (0.1, 0.7):
-        step = taken("natural", state, exact_moments(target, state), Coordinates("natural", family, target.n_dim), rho)
-        np.testing.assert_allclose(step, gradient, rtol=1e-5, atol=1e-6 * np.abs(gradient).max())
 
 
 # --- all natural gradients are one to first order ---------------------------------------------------------------------

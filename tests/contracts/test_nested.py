@@ -166,15 +166,6 @@ def test_callbacks_are_of_a_fit_of_all_coordinates():
     assert seen == [1, 2, 3]
 
 
-@pytest.mark.usefixtures("_of_few_values")
-def test_a_fit_that_goes_on_is_followed_by_another():
-    approx = fit_ngvi(model=counts(), posterior="nested", update="natural", random_seed=1, progressbar=False, tol=0.5)
-    before = approx.mean_flat
-    approx.refine(tol=0.01)
-    assert approx.is_nested
-    np.testing.assert_allclose(approx.mean_flat, before, atol=0.1)
-
-
 def test_asked_for():
     assert not fit_ngvi(model=counts(), posterior="gaussian", random_seed=1, progressbar=False).is_nested
     with pytest.raises(
@@ -237,23 +228,6 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
     assert not approx.diagnose().reliable or not kept
 
 
-@pytest.mark.usefixtures("_of_few_values")
-def test_more_data_of_one_model():
-    """The next fit of a model reads its data as they are then."""
-    with pm.Model() as model:
-        y = pm.Data("y_data", np.random.default_rng(1).normal(size=20))
-        step, noise = pm.HalfNormal("step", 1.0), pm.HalfNormal("noise", 2.0)
-        x = pm.GaussianRandomWalk("x", sigma=step, init_dist=pm.Normal.dist(0.0, 3.0), shape=20)
-        pm.Normal("y", x, noise, observed=y)
-    first = fit_ngvi(model=model, posterior="nested", random_seed=1, progressbar=False)
-    with model:
-        pm.set_data({"y_data": 5.0 + np.random.default_rng(2).normal(size=20)})
-    second = fit_ngvi(model=model, posterior="nested", random_seed=1, progressbar=False)
-    assert first.is_nested
-    assert second.is_nested
-    assert second.mean_flat[5] > 4.0 > first.mean_flat[5]
-
-
 # --- many scales, and thin tails ---
 
 N_SCALES, N_EACH, NOISE = 8, 5, 0.5
@@ -290,34 +264,6 @@ def test_eight_scales_are_exact(scales):
     evidence = (logsumexp(log_p, axis=1) + np.log(grid[1] - grid[0])).sum()
     value, se = state.log_normaliser
     assert value == pytest.approx(evidence, abs=4.0 * se + 0.02)
-
-
-#: Prior standard deviation of a level of which there is one count, 0: its density is nearly that of the prior below.
-SD = 4.0
-
-
-def rare():
-    """One level for each of three counts of 0; a shape that is a hyperparameter."""
-    with pm.Model() as model:
-        alpha = pm.Gamma("alpha", 4.0, 2.0)
-        level = pm.Normal("level", 0.0, SD, shape=3)
-        pm.NegativeBinomial("y", mu=pm.math.exp(level), alpha=alpha, observed=np.zeros(3, dtype=int))
-    return model
-
-
-def test_tails_of_counts_are_those_of_the_integral():
-    """Beyond 3.5 standard deviations of the Gaussian, in the posterior as users get it."""
-    model = rare()
-    with model:
-        approx = pm.fit(method="ngvi", posterior="nested", random_seed=1, progressbar=False)
-    assert approx.is_exact
-    x = stats.norm.ppf((np.arange(4_000) + 0.5) / 4_000, scale=SD)
-    alpha = stats.gamma(4.0, scale=0.5).ppf((np.arange(500) + 0.5) / 500)
-    density = (alpha[:, None] / (alpha[:, None] + np.exp(x))) ** alpha[:, None]  # the prior is in the quantiles
-    of_all = density.sum(axis=1) ** 3
-    cut = np.quantile(approx.sample(4_000, random_seed=1)["posterior"]["level"], 0.001)
-    share = of_all @ (density[:, x < cut].sum(axis=1) / density.sum(axis=1)) / of_all.sum()
-    assert 0.5 < 0.001 / share < 2.0
 
 
 @pytest.mark.parametrize("seed", [1, 2])

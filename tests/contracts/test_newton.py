@@ -66,24 +66,6 @@ def test_expected_derivatives_of_counts():
     np.testing.assert_allclose([bends.second[0] + 0.01, bends.third[0], bends.fourth[0]], rate, rtol=1e-6)
 
 
-@pytest.mark.parametrize("location", [-1.0, 0.5, 2.0])
-def test_in_one_dimension_it_is_newton_in_mean_and_sd(location):
-    """Against the Hessian of the ELBO in mean and standard deviation, written down."""
-    y, sd, prior = 3, 0.8, 0.01
-    rate = np.exp(location + sd**2 / 2.0)
-    grad = [y - rate - prior * location, -rate * sd - prior * sd + 1.0 / sd]
-    cross = -rate * sd
-    hessian = [[-rate - prior, cross], [cross, -rate * (1.0 + sd**2) - prior - 1.0 / sd**2]]
-    step = -np.linalg.solve(hessian, grad)
-    q = FullState(np.array([location]), np.array([[sd]]))
-    target = LogDensity(one_row(y))
-    found = newton_at(target, q, np.array([1.0 / sd**2]), fine(1))
-    assert found.propose(1.0).location[0] == pytest.approx(location + step[0], rel=1e-6)
-    after = found.propose(1e-5)
-    np.testing.assert_allclose(after.sd()[0] - sd, 1e-5 * step[1], rtol=1e-4)
-    assert found.slope == pytest.approx(np.dot(grad, step), rel=1e-6)
-
-
 def test_the_slope_is_that_of_the_elbo_along_the_step():
     """Sites fall and rise; half of a step from where sites make up q, so that second order has its part in it, too."""
     target = LogDensity(wide_process()[0])

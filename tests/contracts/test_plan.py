@@ -291,14 +291,3 @@ def test_a_fit_begins_from_it():
     other = fit(process(N), start=approx, posterior="gaussian")
     assert approx._gaussian is None
     assert other.converged
-
-
-@pytest.mark.parametrize("named", [{"update": "natural"}, {"family": "full"}, {"step": "adaptive"}])
-def test_a_named_method_comes_first(monkeypatch, named):
-    def fail(*args, **kwargs):
-        raise AssertionError("a nested posterior came first")
-
-    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.nested_posterior", fail)
-    with pytest.warns(pymc_ngvi.ConvergenceWarning, match="iteration limit"):
-        approx = fit_ngvi(2, model=process(), random_seed=1, progressbar=False, **named)
-    assert approx.plan is None

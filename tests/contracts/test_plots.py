@@ -17,7 +17,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from texts import run
 
 from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
-from pymc_ngvi.core.importance import pareto_khat
 from pymc_ngvi.families import FullState
 from pymc_ngvi.results.plotting import plot_comparison, plot_fit, plot_khat
 
@@ -136,23 +135,6 @@ def test_curve_is_the_share_of_larger_weights(seed):
     at = [10, n_tail + 50, 2_000]
     assert_allclose(y[at], [np.mean(weights >= w * (1.0 - 1e-9)) for w in x[at]])
     assert_allclose(x[0], weights.max())
-
-
-@pytest.mark.parametrize("k", [0.3, 0.9])
-def test_fitted_tail_is_near_the_weights(k):
-    log_p, log_q = pareto_weights(k, n=20_000)
-    ax = plot_khat(log_p, log_q)
-    khat = pareto_khat(log_p, log_q)
-    lines = lines_of(ax)
-    fitted = lines[f"k = {khat:.2f}: fitted"]
-    tail = ax.lines[1]
-    # The share of weights above the middle one of the tail is half of the tail's, and that is what is matched.
-    middle = np.median(tail.get_xdata())
-    share = np.exp(np.interp(np.log(middle), *np.log(fitted.get_data())))
-    assert_allclose(share, 0.5 * tail.get_ydata().max(), rtol=0.05)
-    far = np.quantile(np.exp(log_p), 0.998) / np.exp(log_p).mean()
-    share = np.exp(np.interp(np.log(far), *np.log(fitted.get_data())))
-    assert_allclose(share, 0.002, rtol=0.6)  # 40 weights: 4 Monte Carlo errors
 
 
 def test_title_says_what_khat_means():

@@ -388,17 +388,6 @@ def test_observed_variables_have_the_new_rows(make, n):
     assert len(np.unique(y[:, 0])) > 1
 
 
-def test_draws_of_zero_and_one_have_their_probability():
-    with pm.Model() as model:
-        p = pm.Data("p", np.array([0.1, 0.5]))
-        pm.Bernoulli("y", p=p + 0 * pm.Normal("other"), observed=[0, 1])
-    y = values(approximation(model), {"p": [0.0, 0.3, 1.0]})["y"]
-    assert y.dtype == np.int64
-    assert (y[:, 0] == 0).all()
-    assert (y[:, 2] == 1).all()
-    assert y[:, 1].mean() == pytest.approx(0.3, abs=4 * (0.21 / N_DRAWS) ** 0.5)
-
-
 def test_observed_data_follow_the_predictors():
     with pm.Model(coords={"row": range(ROWS)}) as model:
         y, x = pm.Data("y_seen", np.zeros(ROWS), dims="row"), pm.Data("x", np.arange(float(ROWS)), dims="row")

@@ -100,23 +100,6 @@ def test_proximal_steps_are_those_of_the_paper_with_a_site_for_each_row():
         np.testing.assert_allclose(X @ q.cov() @ X.T, cov, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_q_is_the_prior_times_the_stored_sites(seed):
-    """Two numbers for each row: all fade, those of the batch are added to."""
-    rho, sites = BETA / (1.0 + BETA), np.zeros((N, 2))
-    mean, cov = np.zeros(D), PRIOR
-    for number, q in enumerate(iterates(60, seed)):
-        rows = batch_of(seed, number)
-        m = X[rows] @ mean
-        _, alpha, gamma = slopes(rows, m, np.einsum("ij,jk,ik->i", X[rows], cov, X[rows]))
-        sites *= 1.0 - rho
-        sites[rows] += rho * N / BATCH * np.column_stack([alpha + gamma * m, gamma])
-        precision = np.linalg.inv(PRIOR) + X.T @ (sites[:, 1:] * X)
-        mean, cov = np.linalg.solve(precision, X.T @ sites[:, 0]), np.linalg.inv(precision)
-        np.testing.assert_allclose(q.mean(), mean, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(q.cov(), cov, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("beta", [0.05, 0.4, 2.0])
 def test_without_noise_the_squared_steps_sum_to_no_more_than_what_was_to_be_gained(beta):
     """So that the smallest falls as 1/t: divergences over beta are the squares of the paper's theorem 1."""

@@ -94,15 +94,6 @@ def test_unregister_puts_the_original_back():
     assert pm.fit(0, "ngvi", normal_model(), **QUIET).status is Status.NOT_STARTED
 
 
-def test_registers_again_where_one_place_was_overwritten():
-    original = pm.fit.__wrapped__
-    pymc.variational.fit = original
-    assert not registered()
-    register()
-    assert pm.fit is pymc.variational.fit is pymc.variational.inference.fit
-    assert pm.fit.__wrapped__ is original, "wrapped once, not twice"
-
-
 def test_signature_and_names_are_kept():
     original = pm.fit.__wrapped__
     assert inspect.signature(pm.fit) == inspect.signature(original)
@@ -173,13 +164,6 @@ def test_instances_of_other_methods_arrive_untouched(spy):
         advi = pm.ADVI(random_seed=1)
     assert pm.fit(3, advi, random_seed=5, start={"rate": 1.0}, obj_n_mc=2) is spy
     assert spy == [((3, advi), {"random_seed": 5, "start": {"rate": 1.0}, "obj_n_mc": 2})]
-
-
-def test_advi_still_gives_a_mean_field():
-    with skewed_model():
-        approx = pm.fit(5, "advi", random_seed=1, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
-    assert type(approx) is pymc.variational.approximations.MeanField
-    assert len(approx.hist) == 5
 
 
 def test_unknown_method_gives_the_same_error():
@@ -273,12 +257,6 @@ def test_instance_keeps_what_is_not_given():
     np.testing.assert_allclose(approx.sd_flat, 0.25, rtol=1e-12)
 
 
-def test_instance_takes_options_of_the_constructor():
-    approx = pm.fit(0, NGVI(normal_model()), None, 1, inf_kwargs={"family": "diagonal"}, n_draws=2, **QUIET)
-    assert approx.record.family == "diagonal"
-    assert approx.record.n_gradients % 2 == 0
-
-
 # --- options given twice ----------------------------------------------------------------------------------------------
 
 START = {"x": np.array([3.0, 4.0])}
@@ -300,14 +278,6 @@ def test_start_arrives(options):
     np.testing.assert_array_equal(approx.mean_flat, [3.0, 4.0])
 
 
-def test_none_beside_a_seed_in_inf_kwargs():
-    """Front ends pass ``random_seed=None`` on where the user gave none: it disagrees with nothing."""
-    seeded = pm.fit(2, "ngvi", skewed_model(), random_seed=5, start_sigma=1.0, callbacks=[stop_at(2)], **QUIET)
-    options = {"random_seed": None, "inf_kwargs": {"random_seed": 5}}
-    approx = pm.fit(2, "ngvi", skewed_model(), **options, start_sigma=1.0, callbacks=[stop_at(2)], **QUIET)
-    np.testing.assert_array_equal(approx.mean_flat, seeded.mean_flat)
-
-
 @pytest.mark.parametrize(
     ("name", "direct", "other"),
     [
@@ -326,13 +296,6 @@ def test_disagreement_is_an_error(method, name, direct, other):
     chosen = "ngvi" if method == "name" else NGVI(model)
     with pytest.raises(ValueError, match=f"^{name} is given twice and differs"):
         pm.fit(0, chosen, model, inf_kwargs={name: other}, **{name: direct}, **QUIET)
-
-
-def test_inf_kwargs_are_not_modified():
-    options = {"family": "diagonal", "random_seed": 1}
-    approx = pm.fit(0, "ngvi", normal_model(), inf_kwargs=options, **QUIET)
-    assert approx.record.family == "diagonal"
-    assert options == {"family": "diagonal", "random_seed": 1}
 
 
 def test_nothing_is_computed_before_options_are_checked(monkeypatch):

@@ -303,14 +303,6 @@ def test_log_density_of_draws():
     assert_allclose(q.log_density(theta), q.gaussian.log_density(phi) - log_det, rtol=1e-9)
 
 
-def test_entropy_is_minus_the_mean_log_density():
-    q = pushed()
-    theta = q.draws(np.random.default_rng(2).standard_normal((4000, q.n_dim)))
-    log_q = q.log_density(theta)
-    assert_allclose(q.entropy(), -log_q.mean(), atol=4.0 * log_q.std() / np.sqrt(len(log_q)))
-    assert abs(q.entropy() - q.gaussian.entropy()) > 0.3
-
-
 def test_moments():
     q = pushed()
     theta = q.draws(np.random.default_rng(3).standard_normal((4_000, q.n_dim)))
@@ -393,17 +385,6 @@ def eight_schools():
 def relative_schools():
     """Return a fit of the family that is taken by itself."""
     return fit_ngvi(model=eight_schools(), reparam="rvb2", random_seed=1, progressbar=False)
-
-
-def test_small_hierarchical_models_can_be_reparametrised():
-    """Nine dimensions: too few for a coloured Hessian to pay, but the groups are there."""
-    relative, plain = relative_schools(), fit_ngvi(model=eight_schools(), random_seed=1, progressbar=False)
-    assert relative.converged
-    structure = relative.q.gaussian.structure
-    assert (structure.depth[structure.part] == 0).sum() == 2
-    # Given mu and tau, effects are Gaussian: only the globals are left to be approximated.
-    assert relative.elbo.value > plain.elbo.value + 0.05
-    assert "7 independent blocks" in str(relative.structure)
 
 
 @pytest.mark.parametrize("family", ["full", "block", "diagonal"])

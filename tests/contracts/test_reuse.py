@@ -257,18 +257,3 @@ def test_other_options_of_the_compilation_take_other_functions():
         density.again("quick", {"allow_input_downcast": True})
     with pytest.raises(ValueError, match="backend should be one of"):
         density.again("fortran")
-
-
-def test_compiled_functions_read_the_data_as_they_are_now(rng):
-    with pm.Model() as model:
-        x, y = pm.Data("x", np.arange(4.0)), pm.Data("y_data", np.ones(4))
-        a = pm.Normal("a", 0.0, 2.0, shape=2)
-        pm.Normal("y", a[0] + a[1] * x, 1.0, observed=y)
-    old = LogDensity(model, "numba")
-    theta = rng.normal(size=(3, 2))
-    old.logp_grad(theta)
-    pm.set_data({"x": np.arange(4.0) ** 2, "y_data": np.arange(4.0)}, model=model)
-    again = old.again("numba")
-    for one, other in zip(again.logp_grad(theta), LogDensity(model, "quick").logp_grad(theta), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
-    assert again.compile_seconds == 0.0

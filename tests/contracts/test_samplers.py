@@ -132,26 +132,6 @@ def test_potential_is_that_of_the_covariance(approx, covariance, adapt):
     assert_allclose(np.cov(momenta @ factor, rowvar=False), np.eye(5), atol=4.0 * np.sqrt(2.0 / 4_000))
 
 
-def updated(potential, init, n, seed):
-    """Return the variances of a potential after ``n`` draws of tuning, ten times as wide as q, in parts of q's."""
-    rng = np.random.default_rng(seed)
-    for _ in range(n):
-        potential.update(MEAN + 10.0 * np.sqrt(np.diag(FACTOR @ FACTOR.T)) * rng.normal(size=5), None, True)
-    return np.array([potential.velocity(row) @ row for row in np.eye(5)]) / np.diag(FACTOR @ FACTOR.T)
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_adaptation_begins_from_q_and_goes_on(approx, seed):
-    init = approx.sampler_init(1, 1, covariance="diagonal")
-    assert_allclose(updated(init.potential(), init, 150, seed), 1.0)
-    assert_allclose(updated(init.potential(adapt=True), init, 100, seed), 1.0)
-    # Of 100 draws, the mean of five variances: an error of .063.
-    assert_allclose(updated(init.potential(adapt=True), init, 150, seed).mean(), 100.0, rtol=4 * 0.063)
-    init = approx.sampler_init(1, 1, covariance="dense")
-    # 50 draws of variance 100, beside q that counts for 50: an error of .063 in all.
-    assert_allclose(updated(init.potential(adapt=True), init, 50, seed).mean(), 51.0, rtol=4 * 0.063)
-
-
 # --- in PyMC and nutpie -----------------------------------------------------------------------------------------------
 
 

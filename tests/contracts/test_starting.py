@@ -2,7 +2,6 @@
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 import pytest
 
@@ -154,24 +153,6 @@ def test_start_from_another_approximation(density):
     approx = fit_ngvi(0, model=density.model, start={"sd": 0.25, "beta": [3.0, 4.0, 5.0]}, **QUIET)
     np.testing.assert_array_equal(start_point(density, approx.mean_data), approx.mean_flat)
     np.testing.assert_allclose(start_point(density, approx.state.mean), approx.mean_flat, rtol=1e-8, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:`find_MAP` will:FutureWarning")
-def test_result_of_find_map():
-    """It holds constrained and unconstrained values and Deterministics: all are taken, and the mode is the start."""
-    density = LogDensity(small_model(), "quick")
-    # find_MAP takes no compile options: what it is not given hands down to SciPy.
-    with density.model, pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
-        mode = pm.find_MAP(progressbar=False)
-    assert {"sd", "sd_log__", "total"} <= set(mode), "holds what has to be told apart"
-    theta = start_point(density, mode)
-    for name, value in named(density, theta).items():
-        np.testing.assert_allclose(value, mode[name], rtol=1e-10)
-    # The gradient of the log density without the Jacobian vanishes at the mode; ours has the Jacobian in it, whose
-    # gradient for a log transform is 1.
-    gradient = named(density, density.grad(theta[None])[0])
-    np.testing.assert_allclose(gradient["beta"], 0.0, atol=1e-3)
-    np.testing.assert_allclose(gradient["sd_log__"], 1.0, atol=1e-3)
 
 
 # --- standard deviations ----------------------------------------------------------------------------------------------
@@ -365,18 +346,6 @@ def test_a_scale_that_the_data_need_stays_high():
     assert approx.converged
     assert len(large_scales(density, start_point(density, None), None)) == 1
     assert seen[0] > -5_000
-
-
-def test_rates_beside_a_covariate_on_a_large_scale_start_narrower():
-    """With standard deviations of .1, rates of 10^20 are expected, and leaving these takes twice the evaluations."""
-    rng = np.random.default_rng(7)
-    x = rng.uniform(0.0, 100.0, 200)
-    with pm.Model() as model:
-        level, slope = pm.Normal("level", 0.0, 10.0), pm.Normal("slope", 0.0, 30.0)
-        pm.Poisson("y", pm.math.exp(level + slope * x), observed=rng.poisson(np.exp(0.5 + 0.02 * x)))
-    default, wide = (fit_ngvi(model=model, random_seed=1, start_sigma=sigma, **QUIET) for sigma in (None, 0.1))
-    assert default.record.estimator == "quadrature"
-    assert default.n_gradients < 0.6 * wide.n_gradients
 
 
 # --- networks ---------------------------------------------------------------------------------------------------------

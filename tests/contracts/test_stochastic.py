@@ -149,19 +149,6 @@ def test_stalled_where_no_draw_is_finite(choice):
     assert not np.isfinite(rule.assess(state.rule).gap)
 
 
-def test_a_fit_that_lost_draws_says_so(caplog):
-    """A wall by a Potential; as through the default rule."""
-    with pm.Model() as model:
-        x = pm.Normal("x", 0, 1, shape=2)
-        pm.Potential("wall", pm.math.switch(x[0] > 1.5, -np.inf, 0.0))
-    with pytest.warns(ConvergenceWarning):
-        approx = pymc_ngvi.fit_ngvi(
-            30, model=model, random_seed=1, update="cholesky", estimator="pathwise", step="adam", **QUIET
-        )
-    assert approx.record.n_dropped > 0
-    assert f"{approx.record.n_dropped} draws were left out" in caplog.text
-
-
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 

@@ -141,12 +141,6 @@ def test_log_p_is_a_sum_of_the_prior_and_of_all_batches():
     np.testing.assert_allclose(density.logp(theta), whole.logp(theta), rtol=1e-12)
 
 
-def test_rows_in_batches_have_no_sites():
-    parts = split(data_of(logistic))
-    with pytest.raises(ValueError, match="The rows are in batches, and have no sites here"):
-        fit(logistic(parts[0]), Again(parts), n=0).sites()
-
-
 def test_rows_need_not_be_even():
     data = data_of(logistic)
     cuts = [0, 700, 1400, 1401, 2000, 2599, 2700]

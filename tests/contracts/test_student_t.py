@@ -31,7 +31,7 @@ from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, 
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting import problem as starting
 from pymc_ngvi.fitting.loop import History
-from pymc_ngvi.methods import cholesky, natural, natural_pd, sqrt
+from pymc_ngvi.methods import natural
 from pymc_ngvi.methods.adaptive import Adaptive
 from pymc_ngvi.methods.estimators import price, stein
 from pymc_ngvi.methods.student_t import (
@@ -448,28 +448,6 @@ def test_tails_beyond_the_limit_end_at_it(estimator, seed):
     assert ended.rule.q.shape == pytest.approx(LEAST_SHAPE)
     assert "lower limit" in ended.rule.q.remark
     assert elbo(target, ended.rule.q)[0] > elbo(target, gaussian.rule.q)[0] + 0.1
-
-
-@each_estimator
-@two_seeds
-def test_independent_coordinates(estimator, seed):
-    """A diagonal Gaussian inside: exact where the scale matrix is diagonal."""
-    target = student_t(5, correlated=False)
-    _, ended, _, _ = fit(target, estimator=estimator, seed=seed, family=StudentTFamily(DiagonalState))
-    q = ended.rule.q
-    assert ended.status is Status.CONVERGED
-    assert isinstance(q.gaussian, DiagonalState)
-    assert q.degrees_of_freedom == pytest.approx(5.0, rel=0.1)
-    np.testing.assert_allclose(q.gaussian.sd() ** 2, np.diag(target.scale), rtol=0.1)
-
-
-@pytest.mark.parametrize("update", [natural_pd, sqrt, cholesky])
-def test_other_updates_of_the_gaussian_inside(update):
-    target = student_t(5)
-    _, ended, _, _ = fit(target, update=update)
-    assert ended.status is Status.CONVERGED
-    assert ended.rule.q.degrees_of_freedom == pytest.approx(5.0, rel=0.1)
-    assert elbo(target, ended.rule.q)[0] == pytest.approx(LOG_Z, abs=0.005)
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------

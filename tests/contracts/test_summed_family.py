@@ -192,26 +192,6 @@ def test_modes_are_looked_for(monkeypatch):
 
 
 @pytest.mark.usefixtures("few")
-def test_marginal_sds_are_those_of_dense_algebra():
-    """With normal noise of a known scale the posterior is normal, and a fit is exact."""
-    side, noise = 6, 0.5
-    n, (i, j) = side**2, edges(side).T
-    adjacent = np.zeros((n, n), dtype=int)
-    adjacent[i, j] = adjacent[j, i] = 1
-    with pm.Model() as model:
-        level = pm.Flat("level", initval=0.0)
-        phi = pm.ICAR("phi", W=adjacent, sigma=0.7, zero_sum_stdev=0.001)
-        pm.Normal("y", level + phi, noise, observed=np.sin(np.arange(n)))
-    approx = fit_ngvi(model=model, **QUIET)
-    assert isinstance(approx.q, SummedState)
-    laplacian = np.diag(adjacent.sum(axis=1)) - adjacent
-    design = np.hstack([np.ones((n, 1)), np.eye(n)])
-    precision = design.T @ design / noise**2
-    precision[1:, 1:] += laplacian / 0.7**2 + 1.0 / (0.001 * n) ** 2
-    np.testing.assert_allclose(approx.q.sd(), np.sqrt(np.diagonal(np.linalg.inv(precision))), rtol=1e-6)
-
-
-@pytest.mark.usefixtures("few")
 def test_draws_take_a_family_of_their_own(monkeypatch):
     """A fit that rows do not serve goes on with draws, and those have no sums."""
     monkeypatch.setattr(session.FitSession, "_rows_fail", lambda self: self.options.choice.estimator == "quadrature")

@@ -1,7 +1,5 @@
 """Updates against explicit matrices, finite differences and the exact answer of a Gaussian target."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,6 @@ from matrix import (
     as_curvature,
     as_matrix,
     half_triangle,
-    moments_from_draws,
     moments_of,
     random_state,
     state_of,
@@ -22,9 +19,8 @@ from matrix import (
     whitened_moments,
     whitener,
 )
-from targets import logistic, random_covariance
+from targets import random_covariance
 
-from pymc_ngvi.core.draws import plain_draws
 from pymc_ngvi.fitting.options import AXES
 from pymc_ngvi.methods import natural
 
@@ -101,52 +97,7 @@ def test_step_in_explicit_matrices(family, update, seed, rho):
 # --- variational online Gauss-Newton ----------------------------------------------------------------------------------
 
 
-@two_seeds
-@pytest.mark.parametrize("b", [0.1, 1.0])
-def test_vogn_is_the_diagonal_natural_step_with_squares(seed, b):
-    """s' = (1-b) s + b mean_i g_i^2, mu' = mu - b (mean_i g_i + tau/N mu) / (s' + tau/N), precision N s + tau.
-
-    g_i is the gradient of the negative log likelihood of one observation: the mean of squares, not the square of the
-    mean.
-    """
-    target, rng = logistic(prior_sd=1.5), np.random.default_rng(seed)
-    n, tau = len(target.y), 1.5**-2
-    s = np.exp(rng.standard_normal(5)) / n
-    state = state_of("diagonal", 0.5 * rng.standard_normal(5), np.diag(1.0 / (n * s + tau)))
-    base = plain_draws(6, 5, rng)
-    per_datum = np.zeros((6, n, 5))
-    for b_draw, theta in enumerate(state.mean() + base.z * state.sd()):
-        for i, (x, y) in enumerate(zip(target.design, target.y, strict=True)):
-            per_datum[b_draw, i] = (1.0 / (1.0 + np.exp(-x @ theta)) - y) * x
-
-    def steps(squares):
-        new_s = (1 - b) * s + b * squares
-        return n * new_s + tau, state.mean() - b * (per_datum.mean((0, 1)) + tau / n * state.mean()) / (new_s + tau / n)
-
-    moments = moments_from_draws(target, state, base, "gauss_newton", stl=False)
-    # The mean of the prior's gradient over draws is not that at the mean: plain draws are not centred.
-    moments = replace(moments, grad=moments.grad + tau * state.sd() ** 2 * base.z.mean(axis=0))
-    new = natural(state, moments, b, False)
-    precision, mean = steps(np.mean(per_datum**2, axis=(0, 1)))
-    np.testing.assert_allclose(1.0 / new.sd() ** 2, precision, rtol=1e-10)
-    np.testing.assert_allclose(new.mean(), mean, rtol=1e-9)
-    for wrong in (np.mean(per_datum, axis=1) ** 2, np.mean(per_datum, axis=0) ** 2):
-        assert (np.abs(1.0 / new.sd() ** 2 / steps(wrong.mean(axis=0))[0] - 1.0) > 1e-3).all()
-
-
 # --- where the new precision would not be positive definite -----------------------------------------------------------
-
-
-@each_corrected
-@two_seeds
-def test_indefinite_curvature_is_refused_or_corrected(family, seed):
-    rng = np.random.default_rng(seed)
-    state = random_state(family, 4, rng)
-    moments = moments_of(state, *random_moments(state, rng, definite=False))
-    assert natural(state, moments, 1.0, False) is None
-    new = natural(state, moments, 1.0, True)
-    assert np.isfinite(new.mean()).all()
-    assert np.linalg.eigvalsh(new.cov()).min() > 0
 
 
 @pytest.mark.parametrize("family", OF_PRECISION)

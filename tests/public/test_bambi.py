@@ -89,16 +89,6 @@ def test_dims_are_in_the_order_of_bambi(data):
     assert moved["kind|group"].dims == ("chain", "draw", "kind__expr_dim", "group__factor_dim")
 
 
-def test_without_the_correction_predictions_are_off(data):
-    """Why it is needed; should this fail, Bambi moves the intercept itself, and the correction has to go."""
-    model, approx = fitted("y ~ x", data)
-    draws = approx.sample(20, random_seed=2)
-    expected = draws["posterior"]["mu"]
-    predicted = model.predict(draws.copy(), inplace=False)["posterior"]["mu"]
-    shift = (predicted.transpose(*expected.dims) - expected) / draws["posterior"]["x"]
-    np.testing.assert_allclose(shift, data["x"].mean(), rtol=1e-6)
-
-
 def test_draws_are_moved_once_and_not_in_place(data, tmp_path):
     model, approx = fitted("y ~ x", data)
     draws = approx.sample(5, random_seed=2)
@@ -138,22 +128,6 @@ def test_options_arrive_through_bambi(data):
     assert type(approx) is NGVIApproximation
     assert (approx.status, approx.record.family) == (Status.NOT_STARTED, "diagonal")
     assert float(approx.mean_data["x"]) == 3.0
-
-
-def test_fit_of_a_model_with_a_known_posterior(data):
-    """Flat in everything but the line, sd known: the posterior of the line is that of least squares."""
-    model = bambi.Model("y ~ x + z", data, auto_scale=False)
-    flat = bambi.Prior("Normal", mu=0.0, sigma=1e4)
-    model.set_priors({"Intercept": flat, "x": flat, "z": flat, "sigma": bambi.Prior("Normal", mu=0.8, sigma=1e-4)})
-    approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, **QUIET)
-    assert approx.converged
-    posterior = uncentre_bambi_intercept(model, approx.sample(4_000, random_seed=1))["posterior"]
-    design = np.column_stack([np.ones(len(data)), data["x"], data["z"]])
-    least_squares, *_ = np.linalg.lstsq(design, data["y"], rcond=None)
-    sd = 0.8 * np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
-    for name, mean, error in zip(("Intercept", "x", "z"), least_squares, sd, strict=True):
-        # Four Monte Carlo errors, and the whitened error of .1 that a converged fit may have in d = 4.
-        assert abs(float(posterior[name].mean()) - mean) < (4 / 4_000**0.5 + 0.1) * error, name
 
 
 # --- predictions ---

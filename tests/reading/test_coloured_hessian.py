@@ -219,20 +219,4 @@ def test_new_data_have_a_new_pattern():
     assert density.second.n_widened == 0
 
 
-def test_the_pattern_of_a_minibatch_holds_for_all():
-    """No batch of ten has all twelve groups: what one of them shows is not enough."""
-    x, group, y = pm.Minibatch(X, GROUP, X**2, batch_size=10)
-    with pm.Model() as model:
-        slope = pm.Normal("slope", 0.1, 2.1)
-        effect = pm.Normal("effect", 0.1, 1.3, shape=12)
-        pm.Exponential("y", pt.exp(slope * x + effect[group]), observed=y, total_size=48)
-    density = LogDensity(model, "quick")
-    theta, rng = models.random_points(density, 2, 15), np.random.default_rng(16)
-    for _ in range(4):
-        products = density.mean_hessian(theta).products(np.eye(13))
-        np.testing.assert_allclose(products, density.hessian(theta).mean(axis=0), rtol=1e-10, atol=1e-12)
-        density.next_batch(rng)
-    assert density.second.n_widened == 0
-
-
 # --- the choice of a backend ------------------------------------------------------------------------------------------

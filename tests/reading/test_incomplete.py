@@ -173,23 +173,6 @@ def test_derivatives_of_log_densities(build):
         np.testing.assert_allclose(hessian[:, k], differences, rtol=1e-5, atol=1e-4)
 
 
-def test_censored_times_have_the_moments_of_integration():
-    with censored_gamma() as model:
-        approx = pm.fit(method="ngvi", random_seed=1, progressbar=False)
-    assert approx.is_exact
-    seen = np.asarray(model.rvs_to_values[model["y"]].data)
-    alpha, rate = np.meshgrid(np.linspace(0.4, 6.0, 300), np.linspace(0.1, 4.0, 300), indexing="ij")
-    log_p = stats.gamma.logpdf(seen[seen < 2.5][:, None, None], alpha, scale=1.0 / rate).sum(axis=0)
-    log_p += np.count_nonzero(seen == 2.5) * stats.gamma.logsf(2.5, alpha, scale=1.0 / rate) - 0.5 * alpha - rate
-    weights = np.exp(log_p - special.logsumexp(log_p))
-    mean = np.sum(weights * alpha)
-    sd = np.sqrt(np.sum(weights * (alpha - mean) ** 2))
-    draws = approx.sample(4_000, random_seed=2).posterior["alpha"]
-    # An effective sample size of 1,000 at least: four standard errors.
-    assert float(draws.mean()) == pytest.approx(mean, abs=4.0 * sd / 1_000**0.5)
-    assert float(draws.std()) == pytest.approx(sd, rel=4.0 / 2_000**0.5)
-
-
 def test_jax_calls_numpy_for_them():
     """Rows share all predictors here, too."""
     pytest.importorskip("jax", reason="the backend needs JAX")
