@@ -146,11 +146,11 @@ PATH_FIELDS = ("model", "kind", "seed", "iteration", "elbo")
 
 CAPTION = f"""\
 L-hat is the mean of log p - log q over {LHAT_DRAWS:,} fresh draws at the end, as in the paper, and "ELBO" the same over
-{ELBO_DRAWS:,} draws, where these were taken. Both leave out the constants that the paper does: those of the priors and of q, and log y! in the
-Poisson model. Numbers are medians over seeds, with the range in brackets. Seconds are those of the call of `pm.fit`:
-cold with an empty compile cache, warm in a new process with the cache that the cold run has left; building the model is
-not included. Rows without them were run once, beside other work: their processor seconds count, which all rows have.
-The published seconds are those of a Julia program on a Xeon Gold 5222.
+{ELBO_DRAWS:,} draws, where these were taken. Both leave out the constants that the paper does: those of the priors and
+of q, and log y! in the Poisson model. Numbers are medians over seeds, with the range in brackets. Seconds are those of
+the call of `pm.fit`: cold with an empty compile cache, warm in a new process with the cache that the cold run has left;
+building the model is not included. Rows without them were run once, beside other work: their processor seconds count,
+which all rows have. The published seconds are those of a Julia program on a Xeon Gold 5222.
 """
 
 
