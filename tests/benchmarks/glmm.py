@@ -146,11 +146,11 @@ PATH_FIELDS = ("model", "kind", "seed", "iteration", "elbo")
 
 CAPTION = f"""\
 L-hat is the mean of log p - log q over {LHAT_DRAWS:,} fresh draws at the end, as in the paper, and "ELBO" the same over
-{ELBO_DRAWS:,} draws. Both leave out the constants that the paper does: those of the priors and of q, and log y! in the
-Poisson model. Numbers are medians over seeds, with the range in brackets. Seconds are those of the call of `pm.fit`:
-cold with an empty compile cache, warm in a new process with the cache that the cold run has left; building the model is
-not included. Rows without them were run once, beside other work: their processor seconds count, which all rows have.
-The published seconds are those of a Julia program on a Xeon Gold 5222.
+{ELBO_DRAWS:,} draws, where these were taken. Both leave out the constants that the paper does: those of the priors and
+of q, and log y! in the Poisson model. Numbers are medians over seeds, with the range in brackets. Seconds are those of
+the call of `pm.fit`: cold with an empty compile cache, warm in a new process with the cache that the cold run has left;
+building the model is not included. Rows without them were run once, beside other work: their processor seconds count,
+which all rows have. The published seconds are those of a Julia program on a Xeon Gold 5222.
 """
 
 
@@ -282,13 +282,37 @@ def write_tables(rows: Sequence[Row]) -> str:
     """Return the tables as Markdown, one for each model."""
     if not rows:
         return "No results.\n"
-    lines = [*measured_on(rows), CAPTION]
+    lines = [
+        *measured_on(rows),
+        CAPTION,
+        *_agreement([r for r in rows if not _is_part(r["model"], int(r["n_groups"]))]),
+    ]
     for model in MODELS:
         for n_groups in sorted({int(row["n_groups"]) for row in rows if row["model"] == model}):
             own = [row for row in rows if row["model"] == model and int(row["n_groups"]) == n_groups]
             lines += [f"### {TITLES[model]}" + f" (the first {n_groups} only)" * _is_part(model, n_groups), ""]
             lines += [*_model_table(model, own, compare=not _is_part(model, n_groups)), ""]
     return "\n".join(lines)
+
+
+def _agreement(rows: Sequence[Row]) -> list[str]:
+    """Say how far the rows of the paper's methods, on whole data sets, are from what was published."""
+    nats, ratios = [], []
+    for kind in KINDS:
+        for model, cell in KINDS[kind].published.items():
+            of = column_of([r for r in rows if (r["model"], r["kind"]) == (model, kind) and r["lhat"]])
+            if len(of("lhat")):
+                nats.append(float(np.median(of("lhat"))) - cell.lhat)
+                ratios.append(float(np.median(of("n_iterations"))) / 1_000 / cell.thousands)
+    if not nats:
+        return []
+    n_rows = sum(len(kind.published) for kind in KINDS.values())
+    return [
+        f"Of the {n_rows} rows of the paper, {len(nats)} have been run. L-hat less the published one is "
+        f"{min(nats):+.1f} to {max(nats):+.1f} nats, {np.median(nats):+.1f} at the median. Iterations are "
+        f"{min(ratios):.2f} to {max(ratios):.2f} times as many as published, {np.median(ratios):.2f} at the median.",
+        "",
+    ]
 
 
 def _is_part(model: str, n_groups: int) -> bool:
@@ -346,7 +370,7 @@ SHOWN = {"epilepsy": (12, 1.5), "toenail": (6, 1.5), "hers": (12, 2.5)}
 
 def draw_paths(rows: Sequence[Row], file: Path) -> None:
     """Draw the mean of log p - log q over windows of iterations against iterations."""
-    figure, axes = plt.subplots(1, len(MODELS), figsize=(13, 4.8), layout="constrained")
+    figure, axes = plt.subplots(1, len(MODELS), figsize=(13, 5.2), layout="constrained")
     for axis, model in zip(axes, MODELS, strict=True):
         for name, (parametrisation, style) in STYLES.items():
             for step, (method, colour) in COLOURS.items():
@@ -356,10 +380,12 @@ def draw_paths(rows: Sequence[Row], file: Path) -> None:
                 axis.plot(of("iteration") / 1_000, of("elbo"), style, color=colour, lw=1.2, label=label)
         best = max(kind.published[model].lhat for kind in KINDS.values() if kind.published)
         below, above = SHOWN[model]
-        axis.set(title=TITLES[model], xlabel="iterations, thousands", ylim=(best - below, best + above))
+        axis.set(title=TITLES[model], xlabel="iterations, thousands", xscale="log")
+        axis.set(ylim=(best - below, best + above))
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(f"mean of log p - log q over {PATH_WINDOW} iterations, nats")
-    axes[-1].legend(fontsize=8, loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=9, loc="outside lower center", ncols=3)
     figure.savefig(file, dpi=130)
     plt.close(figure)
 
