@@ -218,7 +218,7 @@ class ManyRows:
 
     @property
     def scatter(self) -> Scatter:
-        """What adds up derivatives of rows by predictor: that of as many others, where it is the last one."""
+        """What adds up derivatives of rows by predictor: the last one is remembered, which is that of as many others."""
         last, n = self.entries.scatters, len(self)
         if n not in last:
             last.clear()
