@@ -216,14 +216,10 @@ class ManyRows:
         """Entries with numbers."""
         return self.entries.of(self.maps)
 
-    @property
+    @functools.cached_property
     def scatter(self) -> Scatter:
-        """What adds up derivatives of rows by predictor: the last one is remembered, which is that of as many others."""
-        last, n = self.entries.scatters, len(self)
-        if n not in last:
-            last.clear()
-            last[n] = Scatter([f.index for f in self.functions], self.slope.size)
-        return last[n]
+        """What adds up derivatives of rows by predictor."""
+        return Scatter([f.index for f in self.functions], self.slope.size)
 
     def seen(self, mean: Array, covariance: Array) -> Seen:
         """Return what rows see of Gaussians with means, (n, n_dim), and entries of covariances, (n, n_entries)."""
