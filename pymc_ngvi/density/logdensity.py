@@ -135,7 +135,7 @@ class ModelDensity(ABC):
     @property
     def why_in_part(self) -> str:
         """Why log p is not to be had with all of the data, in a clause; empty where it is."""
-        return self.elsewhere or "the model reads pm.Minibatch data" * self.has_minibatch
+        return self.elsewhere or ("the model reads pm.Minibatch data" if self.has_minibatch else "")
 
     @property
     def positive(self) -> list[Indices]:

@@ -601,7 +601,7 @@ class StreamDensity(Sum):
     @property
     def why_in_part(self) -> str:
         """Why log p is not to be had with all of the data; empty where another pass gives it."""
-        return self.elsewhere or "its data could be read once" * self.is_read_once
+        return self.elsewhere or ("its data could be read once" if self.is_read_once else "")
 
     @property
     def likelihood_seconds(self) -> float:
