@@ -11,6 +11,7 @@ import math
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -227,7 +228,7 @@ class RowsGiven:
         graphs, functions = density.graphs, density.functions
         self.outside, self.inside = outside, np.setdiff1d(np.arange(density.n_dim), outside)
         start = density.initial_point()
-        self._start = start[self.inside]
+        self._first_start = start[self.inside]
         self.first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
         self._apart = np.random.default_rng(1).standard_normal(len(self.inside))
         with without_c():
@@ -277,11 +278,14 @@ class RowsGiven:
 
     def _of_data(self) -> None:
         """Forget what hangs on the values of data."""
+        self._start = self._first_start
         _, functions = self._numbers(np.repeat(self.first[None], 2, axis=0))
         #: Functions of the rows of log p, where values are given first; and those of what is left.
         self.functions = [f.some(np.arange(n := len(f.index) // 2), f.index[:n]) for f in functions]
         if self._narrowing is None:
             self.left = self.functions
+        #: What was found of coefficients in closed form; see `gaussian_over`.
+        self.closed_form: tuple[Any] | None = None
 
     def bind(self) -> None:
         """Take the data as they are now; raise Refused where log p is no sum over rows with these."""
@@ -309,8 +313,12 @@ class RowsGiven:
 
     @property
     def start(self) -> Array:
-        """Where fits begin, (n_dim,): where the model does."""
+        """Where fits begin, (n_dim,): where the model does, unless `begin_at` says otherwise."""
         return self._start[self.kept]
+
+    def begin_at(self, x: Array) -> None:
+        """Let fits begin elsewhere, and take what is constant in log p from its value there."""
+        self._start = x.copy()
 
     @functools.cached_property
     def precisions(self) -> Precisions:

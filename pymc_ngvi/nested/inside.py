@@ -5,7 +5,7 @@ import itertools
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -58,6 +58,33 @@ _MOST_LOST = 0.1
 #: nats of log p there, (n,); the draws, (n, n_inside, n_draws); log p(y, x, theta) - log q'(x | theta), -inf where p is
 #: 0, q' being what they are drawn from, a part of them from farther out than q, and log q' - log q, (n, n_draws).
 type Drawn = tuple[Indices, Array, Array, Array, Array]
+
+
+class Marginal(Protocol):
+    """Evaluates log m, and draws latent variables given hyperparameters."""
+
+    #: Number of latent variables, those that are integrated out within rows among them, and of the others.
+    n_inside: int
+    n_dim: int
+    #: Conditional fits so far.
+    n_fits: int
+
+    def __call__(self, g: Array, /) -> Array:
+        """Return log m at some values, (n,) from (n, p), -inf where there is no fit."""
+
+    def variance(self) -> float:
+        """Return the variance of log weights, given the hyperparameters, at the highest of the fits so far."""
+        return 0.0
+
+    def doubt(self) -> float:
+        """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""
+        return 0.0
+
+    def begin_draws(self, top: Array, scale: Array) -> None:
+        """Prepare for draws about the highest value so far, (p,), with units of distances between values, (p,)."""
+
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[Drawn]:
+        """Yield draws made of standard normals, (n, n_dim, n_draws), at those values where there is a Gaussian."""
 
 
 def missing(log_ratio: Array) -> tuple[Array, Array]:
@@ -131,11 +158,11 @@ class ManyFitter:
     little, is more of a fit that is far below the top.
     """
 
-    def __init__(self, precisions: Precisions) -> None:
-        self._precisions = precisions
+    def __init__(self, precisions: Precisions, *, is_quadratic: bool) -> None:
+        self._precisions, self._is_quadratic = precisions, is_quadratic
 
-    def step(self, rows: ManyRows, start: Seen, rules: RowRules) -> tuple[Indices, Array, Array, Factors] | None:
-        """Return where a natural step from what rows see leads to: means, precisions, and their factors."""
+    def fit(self, rows: ManyRows, start: Seen, rules: RowRules, left: float, top: float) -> Iterator[ManyGaussians]:
+        """Yield the fits, as far as there are any, begun from what rows may see of them."""
         expected = rows.expected(start, rules)
         assert expected.matrix is not None
         with np.errstate(all="ignore"):
@@ -143,14 +170,14 @@ class ManyFitter:
             slope = rows.maps.transposed_times(expected.slope + back)
         there, factors = self._factored(expected.precision, np.isfinite(slope).all(axis=1))
         if factors is None:
-            return None
-        return there, factors.times_covariance(slope[there]), expected.precision[there], factors
-
-    def fit(self, rows: ManyRows, start: Seen, rules: RowRules, left: float, top: float) -> Iterator[ManyGaussians]:
-        """Yield the fits, as far as there are any, begun from what rows may see of them."""
-        if (first := self.step(rows, start, rules)) is not None:
-            there, mean, precision, factors = first
-            state = self._at(rows[there], mean, precision, factors, rules[there])
+            return
+        mean, here = factors.times_covariance(slope[there]), rows[there]
+        if self._is_quadratic:  # the first step leads to the mode, from which the mean of log p falls by d / 2
+            elbo = here.values(mean[:, :, None])[:, 0] - 0.5 * mean.shape[1] + factors.entropy
+            ok = np.flatnonzero(np.isfinite(elbo))
+            yield ManyGaussians(there, here, mean, factors, elbo, start[there], rules[there])[ok]
+        else:
+            state = self._at(here, mean, expected.precision[there], factors, rules[there])
             yield from self._climb(rows, state, there, left, top, _MOST_STEPS)
 
     def fit_from_far(self, rows: ManyRows, mean: Array, sd: Array, left: float) -> Iterator[ManyGaussians]:
@@ -487,7 +514,8 @@ class LatentMarginal:
     """Evaluates log m, each time from the nearest conditional fit."""
 
     def __init__(self, given: RowsGiven, seed: int, home: GaussianState | None = None) -> None:
-        self._given, self._fitter, fronts = given, ManyFitter(given.precisions), given.precisions.fronts
+        self._given, fronts = given, given.precisions.fronts
+        self._fitter = ManyFitter(given.precisions, is_quadratic=given.is_quadratic)
         sizes = OF_ROWS // (_NODES * given.n_rows), _OF_PREDICTORS // given.n_values
         of_fronts = _OF_DENSE if len(fronts.parts.depth) == 1 else _OF_PREDICTORS
         self._size = max(1, min(*sizes, of_fronts // max(fronts.n_fronts, 1), MOST_IN_BATCH))
@@ -518,10 +546,8 @@ class LatentMarginal:
             for which, fits in self.fits(g[left], starts, SOLVED):
                 lacks, doubts = self._missing(g[left[which]], fits)
                 for i, k in enumerate(left[which].tolist()):
-                    value, seen, rules = fits.elbo[i] + lacks[i], fits.seen[i], fits.rules[i]
-                    if self._given.is_quadratic and self.known:  # all begin from the first
-                        seen, rules = self.known[0].seen, self.known[0].rules
-                    result[k] = EvaluatedMarginal(g[k], value, lacks[i], doubts[i], seen, rules)
+                    value = fits.elbo[i] + lacks[i]
+                    result[k] = EvaluatedMarginal(g[k], value, lacks[i], doubts[i], fits.seen[i], fits.rules[i])
             self.known += [found for k in left if (found := result[k]) is not None]
         return result
 
@@ -545,9 +571,6 @@ class LatentMarginal:
         """
         top = max((one.value for one in self.known), default=-np.inf)
         for part in row_slices(len(g), self._size):
-            if self._given.is_quadratic and self.known:
-                yield from self._stepped(g[part], part.start)
-                continue
             rows, agrees = self._given.at(g[part])
             at = np.flatnonzero(agrees)
             self.n_fits += len(at)
@@ -565,20 +588,6 @@ class LatentMarginal:
                     without[fits.which] = False
                     yield part.start + at[fits.which], fits
                 at = at[without]
-
-    def _stepped(self, g: Array, before: int) -> Iterator[tuple[Indices, ManyGaussians]]:
-        """Yield fits where rows are quadratic: one step leads to the mode, whence the mean of log p falls by d / 2."""
-        self.n_fits += len(g)
-        rows, first = self._given.rows(g), self.known[0]
-        seen, rules = Seen.stacked([first.seen] * len(g)), RowRules.stacked([first.rules] * len(g))
-        if (step := self._fitter.step(rows, seen, rules)) is None:
-            return
-        there, mean, _, factors = step
-        elbo = self._given.logp_of_whole(g[there], mean[:, None])[:, 0] + factors.entropy - 0.5 * self.n_dim
-        ok = np.flatnonzero(np.isfinite(elbo))
-        which = np.arange(len(g))[there]
-        fits = ManyGaussians(which, rows[which], mean, factors, elbo, seen[there], rules[there])[ok]
-        yield before + fits.which, fits
 
     def _missing(self, g: Array, fits: ManyGaussians) -> tuple[Array, Array]:
         """Return what ELBOs lack, and how sure that is; with more draws where their weights vary."""
@@ -617,16 +626,13 @@ class LatentMarginal:
         return float(np.std(doubts[values > values.max() - _NEAR]))
 
     def begin_draws(self, top: Array, scale: Array) -> None:
-        """Find in which directions draws come from farther out.
-
-        They are about the highest value so far, (p,), with units of distances between values, (p,).
-        """
+        """Find in which directions draws come from farther out; see `Marginal`."""
         self._scale, highest = scale, np.array([self._top])
         [(_, fit)] = self.fits(self.known[self._top].g[None], [highest], LEFT)
         self._defence = Defence.of(self._given, fit)
 
     def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[Drawn]:
-        """Yield draws made of standard normals, (n, n_dim, n_draws), the last of them moved out."""
+        """Yield draws, the last of them moved out; see `Marginal`."""
         picked = self._defence.picked(len(g), base.shape[2], rng)
         for which, fits in self.fits(g, [self.nearest(g), np.full(len(g), self._top)], LEFT):
             normals, log_mixed = base[which], np.zeros((len(which), base.shape[2]))
@@ -660,7 +666,7 @@ class LatentInside:
 
     def __init__(
         self,
-        marginal: LatentMarginal,
+        marginal: Marginal,
         start: Array,
         ratios: Sequence[tuple[int, int]],
         most_variance: float = np.inf,

@@ -9,7 +9,7 @@ References
 
 import functools
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -18,17 +18,21 @@ import numpy as np
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.importance import MOST_KHAT as HEAVIEST
 from pymc_ngvi.core.messages import Reason, Refused, Unavailable, percent
-from pymc_ngvi.core.sizes import HELD, N_PREDICTED
+from pymc_ngvi.core.sizes import AT_ONCE, HELD, N_PREDICTED
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState, Indices
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, few_draws
 from pymc_ngvi.density import LogDensity, ModelDensity
+from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import RowsGiven, latent_rows, ratios
+from pymc_ngvi.families.sparse import Factors
+from pymc_ngvi.marginal.integral import N_COMPARED
 from pymc_ngvi.marginal.pooled import (
     MOST_KHAT,
     Pool,
     PoolState,
     effective_size_of,
+    evenly_picked,
     has_light_tail,
 )
 from pymc_ngvi.marginal.sampler import (
@@ -47,9 +51,13 @@ from pymc_ngvi.marginal.sampler import (
 )
 from pymc_ngvi.marginal.trees import MOST_ERROR, pool_of
 from pymc_ngvi.nested.inside import (
+    MOST_IN_BATCH,
+    OF_ROWS,
+    Drawn,
     Exploration,
     LatentInside,
     LatentMarginal,
+    Marginal,
     WeightedPairs,
 )
 
@@ -171,10 +179,10 @@ _IN_BATCHES = 0.4
 _SECONDS_OF_VALUES, _FEWEST_VALUES = 10.0, 3 * FIRST
 #: Seconds of any nested posterior, at least.
 LEAST = 0.8
-#: Seconds of a fit by steps, and of a row in it; passes through the factor. Of one that takes one step, seconds, and
-#: evaluations of a row.
-_PER_FIT_OF_MANY, _PER_ROW_OF_MANY, _PASSES = 5e-4, 2e-6, 3.0
-_PER_STEP, _NODES = 1.5e-4, 3.0
+#: In batches: seconds of a fit, of a row in it whose function is quadratic, and of others; passes through the factor.
+_PER_FIT_OF_MANY, _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-4, 5e-7, 2e-6, 3.0
+#: In closed form: seconds of a value.
+_PER_VALUE_IN_CLOSED_FORM = 2e-4
 
 
 def nested_seconds(given: RowsGiven) -> float:
@@ -197,10 +205,61 @@ def n_values_of(given: RowsGiven) -> int:
 
 def seconds_of_value(given: RowsGiven) -> float:
     """Return the seconds of a value of log m, with draws."""
-    if given.is_quadratic:
-        of_rows = prices.PER_ROW_OF_VALUE * (_NODES * given.n_evaluations + given.n_values)
-        return _PER_STEP + of_rows + prices.OF_FACTOR * given.precisions.seconds
-    return _PER_FIT_OF_MANY + _PER_ROW_OF_MANY * given.n_evaluations + _PASSES * given.precisions.seconds
+    if (over := gaussian_over(given)) is not None:
+        of_rows = prices.PER_ROW_OF_VALUE * over.n_rows
+        return _PER_VALUE_IN_CLOSED_FORM + of_rows + prices.OF_FACTOR * over.precisions.seconds
+    per_row = _PER_QUADRATIC_ROW if given.is_quadratic else _PER_ROW_OF_MANY
+    return _PER_FIT_OF_MANY + per_row * given.n_evaluations + _PASSES * given.precisions.seconds
+
+
+# --- latent variables that are Gaussian given the hyperparameters: log m in closed form, and exact draws ---
+# Each value of the hyperparameters takes a Cholesky factor and a solution, and nothing is iterated.
+
+
+class GaussianMarginal(Marginal):
+    """Evaluates log m, and draws; see `Marginal`."""
+
+    def __init__(self, over: GaussianOver) -> None:
+        self._over, self._precisions = over, over.precisions
+        self._size = max(1, min(AT_ONCE // self._precisions.fronts.n_fronts, OF_ROWS // over.n_rows, MOST_IN_BATCH))
+        self.n_dim = self.n_inside = len(over.x)
+        self.n_fits = 0
+
+    def __call__(self, g: Array) -> Array:
+        """Return log m at some values, (n,) from (n, p), -inf where there is no fit."""
+        result = np.full(len(g), -np.inf)
+        for which, _, _, log_m in self._fits(g):
+            result[which] = log_m
+        return result
+
+    def begin_draws(self, top: Array, scale: Array) -> None:
+        """Do nothing: nothing is known that draws begin from."""
+
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator) -> Iterator[Drawn]:
+        """Yield the Gaussians at values of the hyperparameters, and draws; see `Marginal`."""
+        for which, mean, factors, log_m in self._fits(g):
+            x = mean[:, :, None] + factors.solve(base[which], transposed=True)
+            log_mixed = np.zeros((len(which), base.shape[2]))
+            yield which, log_m, x, log_m[:, None] + log_mixed, log_mixed
+
+    def _fits(self, g: Array) -> Iterator[tuple[Indices, Array, Factors, Array]]:
+        """Yield where there are Gaussians, their means, (n, n_dim), the factors of their precisions, and log m."""
+        for start in range(0, len(g), self._size):
+            part = g[start : start + self._size]
+            self.n_fits += len(part)
+            grad, precision = self._over.at(part)
+            there = np.isfinite(grad).all(axis=1) & np.isfinite(precision).all(axis=1)
+            if not there.any():
+                continue
+            factors, ok = self._precisions.factored(precision[there])
+            if factors is None:
+                continue
+            which = np.flatnonzero(there)[ok]
+            mean = self._over.x + factors.times_covariance(grad[which])
+            # The ELBO of the Gaussian: its entropy, and the mean of log p, which falls from the mode by d / 2.
+            value = self._over.logp(part[which], mean[:, None])[:, 0] + factors.entropy - 0.5 * self.n_dim
+            known = np.flatnonzero(np.isfinite(value))
+            yield start + which[known], mean[known], factors[known], value[known]
 
 
 # --- latent variables given hyperparameters: draws that are kept, each with a weight ---
@@ -332,7 +391,7 @@ def nested_posterior(
     """
     given = latent_rows_of(density)
     between = ratios(density, given.outside) if isinstance(density, LogDensity) else []
-    marginals, parts, homes = list[LatentMarginal](), list[Exploration](), list[GaussianState]()
+    marginals, parts, homes = list[Marginal](), list[Exploration](), list[GaussianState]()
     try:
         for home in (gaussian, *others):
             n_fits = sum(marginal.n_fits for marginal in marginals)
@@ -364,8 +423,8 @@ def _sampled(
     n_modes: int,
     n_fits: int,
     of_other_data: bool,
-) -> tuple[LatentMarginal, Exploration]:
-    """Sample the hyperparameters."""
+) -> tuple[Marginal, Exploration]:
+    """Sample the hyperparameters, in closed form where that holds, as far as is seen, where the posterior is."""
     scale = np.full(len(given.outside), _SCALE)
     if home is not None:
         scale = np.clip(_OF_FIT * home.sd()[given.outside], _LEAST, _MOST)
@@ -375,18 +434,26 @@ def _sampled(
     wanted = 0.0 if of_other_data else size_wanted(len(given.outside), each)
     most = min(n_values_of(given) // n_modes, max(FIRST, HELD // n_dim // n_draws))
 
+    def sample(marginal: Marginal) -> Exploration:
+        inside = LatentInside(marginal, first, between, most_variance, n_expected(given), n_fits)
+        at, cov = inside.bend.forward(first[None])[0], None
+        if of_other_data and home is not None:  # whose covariance is nearly that at the mode
+            cov = inside.bend.normal(first, home.cov_block(given.outside))[1]
+        sampler = Sampler(
+            inside, at, scale, seed,
+            wanted=wanted, most=most, n_draws=n_draws, cov=cov,
+            is_at_mode=False, is_cheap=each < CHEAP,
+        )  # fmt: skip
+        draws = sampler.run()
+        return Exploration(inside.weighted(draws), draws.lost, draws.moved)
+
+    if (over := gaussian_over(given)) is not None:
+        exact = GaussianMarginal(over)
+        explored = sample(exact)
+        if over.agrees(explored.pairs.g[evenly_picked(explored.pairs.weights, N_COMPARED, 0.5)]):
+            return exact, explored
     marginal = LatentMarginal(given, seed, home if n_modes > 1 else None)
-    inside = LatentInside(marginal, first, between, most_variance, n_expected(given), n_fits)
-    at, cov = inside.bend.forward(first[None])[0], None
-    if of_other_data and home is not None:  # whose covariance is nearly that at the mode
-        cov = inside.bend.normal(first, home.cov_block(given.outside))[1]
-    sampler = Sampler(
-        inside, at, scale, seed,
-        wanted=wanted, most=most, n_draws=n_draws, cov=cov,
-        is_at_mode=False, is_cheap=each < CHEAP,
-    )  # fmt: skip
-    draws = sampler.run()
-    return marginal, Exploration(inside.weighted(draws), draws.lost, draws.moved)
+    return marginal, sample(marginal)
 
 
 def _joined(parts: list[Exploration], homes: list[GaussianState], given: RowsGiven) -> Exploration:
@@ -418,7 +485,7 @@ def _joined(parts: list[Exploration], homes: list[GaussianState], given: RowsGiv
 
 
 def _state(
-    given: RowsGiven, marginals: Sequence[LatentMarginal], explored: Exploration, gaussian: GaussianState | None
+    given: RowsGiven, marginals: Sequence[Marginal], explored: Exploration, gaussian: GaussianState | None
 ) -> PoolState:
     pairs, is_unsure = explored.pairs, len(given.outside) > MOST_SURE
     n_values, n_draws = pairs.log_ratio.shape
@@ -436,6 +503,6 @@ def _state(
         lost=explored.lost,
         error=max(marginal.doubt() for marginal in marginals) if not pairs.is_joint else _UNSURE * is_unsure,
         lacking=pairs.lacking,
-        is_concave=given.is_concave,
+        is_concave=given.is_concave or isinstance(marginals[0], GaussianMarginal),
     )
     return Latents(pairs, checks, given.outside, given.inside, gaussian)

@@ -4,7 +4,6 @@ import functools
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -441,8 +440,6 @@ class Entries:
         self._first, self._second = (np.concatenate([part[k] for part in parts]) for k in (1, 2))
         self._ends = np.cumsum([0, *map(len, pairs)])
         self.is_off = self.rows != self.cols
-        #: What adds up derivatives of rows by predictor, by the number of values.
-        self.scatters: dict[int, Any] = {}
 
     @property
     def pattern(self) -> Pattern:

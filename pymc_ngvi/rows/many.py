@@ -216,14 +216,10 @@ class ManyRows:
         """Entries with numbers."""
         return self.entries.of(self.maps)
 
-    @property
+    @functools.cached_property
     def scatter(self) -> Scatter:
-        """What adds up derivatives of rows by predictor: that of as many others, where it is the last one."""
-        last, n = self.entries.scatters, len(self)
-        if n not in last:
-            last.clear()
-            last[n] = Scatter([f.index[: len(f.index) // n] for f in self.functions], self.slope.shape[1], n)
-        return last[n]
+        """What adds up derivatives of rows by predictor."""
+        return Scatter([f.index for f in self.functions], self.slope.size)
 
     def seen(self, mean: Array, covariance: Array) -> Seen:
         """Return what rows see of Gaussians with means, (n, n_dim), and entries of covariances, (n, n_entries)."""

@@ -218,16 +218,13 @@ def curvature_agrees(
 class Scatter:
     """Adds up gradients and Hessians of rows; where entries belong is found once."""
 
-    def __init__(self, index: Sequence[Ints], n: int, n_values: int = 1) -> None:
-        # Predictors of rows at one value, of n; those of the others are as many places farther on.
+    def __init__(self, index: Sequence[Ints], n: int) -> None:
+        self._n = n
+        self._at = np.concatenate([kind.ravel() for kind in index])
         squares = [(kind[:, :, None] * n + kind[:, None, :]).ravel() for kind in index]
-        entries, place = np.unique(np.concatenate(squares), return_inverse=True)
-        parts, apart = np.split(place, np.cumsum([len(part) for part in squares])[:-1]), np.arange(n_values)[:, None]
-        self._n, starts = n_values * n, np.searchsorted(entries, n * np.arange(n))
-        self._at = np.concatenate([(kind.ravel() + n * apart).ravel() for kind in index])
-        self._place = np.concatenate([(part + len(entries) * apart).ravel() for part in parts])
-        self._columns = (entries % n + n * apart).ravel()
-        self._starts = np.append((starts + len(entries) * apart).ravel(), n_values * len(entries))
+        entries, self._place = np.unique(np.concatenate(squares), return_inverse=True)
+        self._columns = entries % n
+        self._starts = np.searchsorted(entries, n * np.arange(n + 1))
 
     def __call__(self, grads: Sequence[Array], hessians: Sequence[Array]) -> tuple[Array, sparse.csr_array]:
         """Return the sums."""

@@ -1,4 +1,4 @@
-"""Gaussian rows: log m is the integral of log p, whatever the units, the scales and the data."""
+"""Gaussian rows in closed form: the same log p and log m as by rows, whatever the units, the scales and the data."""
 
 import numpy as np
 import pymc as pm
@@ -9,8 +9,10 @@ from latent_models import counts, level, shifted
 from scipy import stats
 
 from pymc_ngvi import LogDensity
+from pymc_ngvi.density.gaussian_over import gaussian_over
 from pymc_ngvi.density.rows_given import latent_rows
 from pymc_ngvi.nested.inside import LatentMarginal
+from pymc_ngvi.nested.posterior import GaussianMarginal
 
 
 def _slopes(n_groups=9, per_group=7, seed=1):
@@ -89,25 +91,21 @@ def given_of(model):
     return density, latent_rows(density)
 
 
-def marginal_of(given):
-    marginal = LatentMarginal(given, 1)
-    marginal(given.first[None])
-    return marginal
+CLOSED = [not_centred, centred, correlated, two_noises, level, autoregression]
 
 
-@pytest.mark.parametrize("make", [not_centred, centred, correlated, two_noises, decaying, level, autoregression])
-def test_log_m_takes_one_step(make, monkeypatch):
-    """As by steps until nothing is gained."""
-    _, given = given_of(make())
-    assert given.is_quadratic
-    points = given.first + 0.6 * np.random.default_rng(1).standard_normal((6, len(given.first)))
-    at_once, by_steps = marginal_of(given), marginal_of(given)
-    found = at_once(points)
-    monkeypatch.setattr(given, "is_quadratic", False)
-    np.testing.assert_allclose(found, by_steps(points), rtol=1e-9, atol=1e-6)
-    monkeypatch.undo()
-    [alone] = at_once(points[:1])  # as one of many, and by itself
-    assert alone == pytest.approx(found[0], abs=1e-8)
+@pytest.mark.parametrize("make", CLOSED)
+def test_log_m_is_that_of_rows(make):
+    density, given = given_of(make())
+    start = density.initial_point()[given.outside]
+    over = gaussian_over(given)
+    assert over is not None
+    points = start + 0.6 * np.random.default_rng(1).standard_normal((6, len(start)))
+    by_rows = LatentMarginal(given, 1)
+    by_rows(start[None])
+    np.testing.assert_allclose(GaussianMarginal(over)(points), by_rows(points), rtol=1e-9, atol=1e-6)
+    [alone] = GaussianMarginal(over)(points[:1])  # as one of many, and by itself
+    assert alone == pytest.approx(GaussianMarginal(over)(points)[0], abs=1e-8)
 
 
 def test_log_m_is_the_integral():
@@ -122,7 +120,7 @@ def test_log_m_is_the_integral():
         cov = 1e6 * (1.0 + np.outer(x, x)) + s[0] ** 2 * same + s[1] ** 2 * same * np.outer(x, x)
         expected = stats.multivariate_normal(np.zeros(len(y)), cov + noise**2 * np.eye(len(y))).logpdf(y)
         expected += stats.halfnorm(scale=1.0).logpdf(s).sum() + stats.halfnorm(scale=2.0).logpdf(noise) + np.sum(g)
-        [found] = marginal_of(given)(np.array([g]))
+        [found] = GaussianMarginal(gaussian_over(given))(np.array([g]))
         assert found == pytest.approx(expected, abs=1e-5)
 
 
@@ -130,10 +128,13 @@ def test_units_do_not_matter():
     """y at 1e8 standard deviations from 0: squares of it have no digit left of what varies."""
     points = np.random.default_rng(2).standard_normal((8, 3)) * 0.8 - 0.3
     _, plain = given_of(not_centred())
-    expected = marginal_of(plain)(points)
+    expected = GaussianMarginal(gaussian_over(plain))(points)
     for shift, unit in ((1e8, 1.0), (-3e11, 1e3)):
         _, given = given_of(not_centred(shift, unit))
-        found = marginal_of(given)(points + np.log(unit))
+        over = gaussian_over(given)
+        assert over is not None
+        moved = points + np.log(unit)
+        found = GaussianMarginal(over)(moved)
         # Densities by unit: of all rows, and of three scales by their logarithms.
         found = found + len(_slopes()[2]) * np.log(unit)
         np.testing.assert_allclose(found, expected, atol=2e-4)
@@ -141,18 +142,24 @@ def test_units_do_not_matter():
 
 def test_a_scale_of_0_is_harmless():
     _, given = given_of(not_centred())
-    marginal = marginal_of(given)
+    marginal = GaussianMarginal(gaussian_over(given))
     found = marginal(np.array([[-20.0, -0.5, 0.0], [-300.0, -0.5, 0.0], [-800.0, -0.5, 0.0]]))
     prior = np.array([-20.0, -300.0, -800.0])  # of a log scale; the density of the scale is flat at 0
     np.testing.assert_allclose(found[:2] - prior[:2], found[0] - prior[0], atol=1e-6)
     assert found[2] - prior[2] == pytest.approx(found[0] - prior[0], abs=1e-6)
-    of_centred = marginal_of(given_of(centred())[1])
+    of_centred = GaussianMarginal(gaussian_over(given_of(centred())[1]))
     assert not np.isfinite(of_centred(np.array([[-800.0, 0.0]]))).any()  # no density, and no warning
 
 
+def test_what_is_no_combination_of_few_functions_is_left_to_rows():
+    _, given = given_of(decaying())
+    assert given.is_quadratic
+    assert gaussian_over(given) is None
+
+
 @pytest.mark.parametrize("make", [counts, shifted])
-def test_what_is_not_gaussian_is_not_taken_for_it(make):
-    assert not given_of(make())[1].is_quadratic
+def test_what_is_not_gaussian_is_left_to_rows(make):
+    assert gaussian_over(given_of(make())[1]) is None
 
 
 def with_data(y, x):
@@ -170,16 +177,17 @@ def test_other_data_are_taken():
     points = 0.3 * rng.standard_normal((3, 2))
     model = with_data(*first)
     _, given = given_of(model)
-    before = marginal_of(given)(points)
+    before = GaussianMarginal(gaussian_over(given))(points)
+    assert gaussian_over(given) is gaussian_over(given)  # as long as data are the same
     with model:
         pm.set_data({"of_y": second[0]})
     given.bind()
-    after_y = marginal_of(given)(points)
+    after_y = GaussianMarginal(gaussian_over(given))(points)
     with model:
         pm.set_data({"of_x": second[1]})
     given.bind()
-    after_both = marginal_of(given)(points)
+    after_both = GaussianMarginal(gaussian_over(given))(points)
     for found, data in ((before, first), (after_y, (second[0], first[1])), (after_both, second)):
         _, anew = given_of(with_data(*data))
-        np.testing.assert_allclose(found, marginal_of(anew)(points), atol=1e-7)
+        np.testing.assert_allclose(found, GaussianMarginal(gaussian_over(anew))(points), atol=1e-7)
     assert np.abs(after_y - before).min() > 0.5
