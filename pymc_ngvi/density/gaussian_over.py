@@ -105,15 +105,6 @@ _STEPS = 3
 _MOST_PRODUCTS = 500
 
 
-class Coefficients(NamedTuple):
-    """Of log p as a polynomial: gradient and minus the second derivatives at a point."""
-
-    #: shape (n, n_dim).
-    grad: Array
-    #: shape (n, n_entries).
-    precision: Array
-
-
 class GaussianOver:
     """Coefficients at many values of what is given."""
 
@@ -121,7 +112,7 @@ class GaussianOver:
         self._given = given
         if given.precisions.sums is not None:
             raise NotApart("rows read sums over many coordinates")
-        self.x, self._first_precisions = _mode(given)
+        self.x = _mode(given)
         given.begin_at(self.x)
         values, samples = self._samples()
         self._places = Places.of(given)
@@ -150,7 +141,7 @@ class GaussianOver:
     @functools.cached_property
     def precisions(self) -> Precisions:
         """What factors them."""
-        first = self._first_precisions
+        first = self._given.precisions
         return first if first.pattern.equals(self.pattern) else Precisions(self.pattern)
 
     @property
@@ -194,14 +185,14 @@ class GaussianOver:
             result.append(found)
         return result[0], result[1], result[2]
 
-    def at(self, values: Array) -> Coefficients:
-        """Return the coefficients at values, (n, n_given)."""
+    def at(self, values: Array) -> tuple[Array, Array]:
+        """Return the gradient, (n, n_dim), and minus second derivatives, (n, n_entries), at values, (n, n_given)."""
         with np.errstate(all="ignore"):
             numbers = numbers_of(self._given, self._given.rows(values), self.x)
             every = numbers.designs, numbers.slopes, numbers.bends
             designs, slopes, bends = (part[:, at] for part, at in zip(every, self._members, strict=True))
             grad = np.einsum("dkq,nk,nq->nd", self._grad, designs, slopes, optimize=True)
-            return Coefficients(np.ascontiguousarray(grad), self._precision(designs, bends))
+            return np.ascontiguousarray(grad), self._precision(designs, bends)
 
     def logp(self, values: Array, points: Array) -> Array:
         """Return log p, (n, m), at points (n, m, n_dim) for each of the values, (n, n_given)."""
@@ -213,12 +204,13 @@ class GaussianOver:
         return all(self._agree(values[start : start + size]) for start in range(0, len(values), size))
 
     def _agree(self, values: Array) -> bool:
-        factors, there = self.precisions.factored((found := self.at(values)).precision)
+        grad, precision = self.at(values)
+        factors, there = self.precisions.factored(precision)
         if factors is None or not there.all():
             return False
-        base = np.random.default_rng(1).standard_normal((*found.grad.shape, _N_POINTS))
+        base = np.random.default_rng(1).standard_normal((*grad.shape, _N_POINTS))
         moves = np.swapaxes(factors.solve(base, transposed=True), 1, 2)
-        mode = (self.x + factors.times_covariance(found.grad))[:, None]
+        mode = (self.x + factors.times_covariance(grad))[:, None]
         logp = self.logp(values, np.concatenate([mode, mode + moves], axis=1))
         apart = logp[:, 1:] - logp[:, :1] + 0.5 * np.einsum("ndm,ndm->nm", base, base)
         size = len(self.x) + np.abs(logp[:, :1])
@@ -241,26 +233,20 @@ def gaussian_over(given: RowsGiven) -> GaussianOver | None:
     return given.closed_form[0]
 
 
-def _mode(given: RowsGiven) -> tuple[Array, Precisions]:
-    """Return where log p is largest for the values that are given now, (n_dim,), and what factors precisions there."""
-    x, precisions = given.start, None
-    of, n = Places.of(given), given.reading.predictors.plan.n_rows
+def _mode(given: RowsGiven) -> Array:
+    """Return where log p is largest for the values that are given now, (n_dim,)."""
+    rows, precisions, x = given.rows(given.first[None]), given.precisions, given.start[None]
+    factors, _ = precisions.factored(precisions.independent(np.ones(x.shape)))
     for _ in range(_STEPS):
-        numbers = numbers_of(given, given.rows(given.first[None]), x)[0]
-        if not all_finite(numbers.designs, numbers.slopes, numbers.bends):
+        assert factors is not None
+        expected = rows.expected(rows.seen(x, factors.covariance))
+        if not all_finite(expected.slope, expected.precision):
             raise NotApart("derivatives of rows are not finite")
-        design = sparse.csr_array((numbers.designs, (of.rows, of.cols)), shape=(n, given.n_dim))
-        products = CrossProducts([design], [_symmetric(-numbers.bends, of.bend_of, n)])
-        precision = products(np.ones((1, 1)), np.ones((1, 1)))
-        if precisions is None or precisions.pattern.n_entries != products.pattern.n_entries:
-            precisions = Precisions(products.pattern)
-        factors, _ = precisions.factored(precision)
+        factors, _ = precisions.factored(expected.precision)
         if factors is None:
             raise NotApart("log p has no mode")
-        grad = design.T @ np.bincount(of.slope_of, numbers.slopes, minlength=n)
-        x = x + factors.times_covariance(grad[None])[0]
-    assert precisions is not None
-    return x, precisions
+        x = x + factors.times_covariance(rows.maps.transposed_times(expected.slope))
+    return x[0]
 
 
 def _symmetric(values: Array, pairs: Indices, n: int) -> sparse.csr_array:

@@ -276,9 +276,11 @@ class NewPriors:
 
     def _differences(self) -> list[Variable]:
         """Return the change of log p by variable, as functions of the value variables: Jacobians cancel."""
-        of_old = log_densities(self.model, self.names)
-        pairs = zip(self._new_terms(), of_old, strict=True)
-        return [pt.sub(*(pt.as_tensor(x, allow_xtensor_conversion=True).sum() for x in pair)) for pair in pairs]
+        of_new, of_old = (
+            [pt.as_tensor(term, allow_xtensor_conversion=True).sum() for term in terms]
+            for terms in (self._new_terms(), log_densities(self.model, self.names))
+        )
+        return [new - old for new, old in zip(of_new, of_old, strict=True)]
 
     def missed(self, theta: Array, before: Array, weights: Array, random_seed: int) -> list[str]:
         """Return of which variables much of the mass may be where there are few draws, in clauses.

@@ -1,5 +1,6 @@
 """The rows of an observed variable: log p of each as a function of linear predictors, and log p without some."""
 
+import contextlib
 import functools
 
 from collections.abc import Callable, Iterator, Sequence
@@ -243,7 +244,12 @@ def _found(density: LogDensity, rv: Variable) -> ObservedRows:
         return linear_map(np.random.default_rng(0).standard_normal((n_points, density.n_dim)))
 
     for index, lift, value in lifted(inner, np.arange(n), predictors.vector, facts):
-        beside = [c for start in starts if (c := _lifted_too(lift, inner, index + start)) is not None]
+        beside = []
+        for start in starts:  # other elements of the same rows, where these can be lifted, too
+            both = lift.copy()
+            with contextlib.suppress(Apart, NotApart):
+                beside.append(both.of(inner, index + start))
+                lift = both
         kinds.append(_kind(index, lift, value, beside, predictors_at))
     eta, values, wanted = linear_map(points), np.full((len(points), n), np.nan), wanted.reshape(len(points), n)
     with np.errstate(all="ignore"):
@@ -296,16 +302,6 @@ def _linear_parts(var: Variable, affine: set[Variable], facts: Facts) -> list[Va
     if len(below) > 1 and isinstance(scalar_op, ps.Mul | ps.TrueDiv) and any(found == [i] for i, found in below):
         return []
     return [v for _, found in below for v in found]
-
-
-def _lifted_too(lift: Lift, var: Variable, index: Ints) -> Variable | None:
-    """Lift other elements of the same rows; None where that can't be."""
-    before = lift.copy()
-    try:
-        return lift.of(var, index)
-    except (Apart, NotApart):
-        vars(lift).update(vars(before))
-        return None
 
 
 def _kind(

@@ -158,8 +158,8 @@ class ManyFitter:
     little, is more of a fit that is far below the top.
     """
 
-    def __init__(self, precisions: Precisions) -> None:
-        self._precisions = precisions
+    def __init__(self, precisions: Precisions, *, is_quadratic: bool) -> None:
+        self._precisions, self._is_quadratic = precisions, is_quadratic
 
     def fit(self, rows: ManyRows, start: Seen, rules: RowRules, left: float, top: float) -> Iterator[ManyGaussians]:
         """Yield the fits, as far as there are any, begun from what rows may see of them."""
@@ -169,10 +169,15 @@ class ManyFitter:
             back = (expected.matrix @ (rows.maps.offset - start.mean).ravel()).reshape(len(rows), -1)
             slope = rows.maps.transposed_times(expected.slope + back)
         there, factors = self._factored(expected.precision, np.isfinite(slope).all(axis=1))
-        if factors is not None:
-            state = self._at(
-                rows[there], factors.times_covariance(slope[there]), expected.precision[there], factors, rules[there]
-            )
+        if factors is None:
+            return
+        mean, here = factors.times_covariance(slope[there]), rows[there]
+        if self._is_quadratic:  # the first step leads to the mode, from which the mean of log p falls by d / 2
+            elbo = here.values(mean[:, :, None])[:, 0] - 0.5 * mean.shape[1] + factors.entropy
+            ok = np.flatnonzero(np.isfinite(elbo))
+            yield ManyGaussians(there, here, mean, factors, elbo, start[there], rules[there])[ok]
+        else:
+            state = self._at(here, mean, expected.precision[there], factors, rules[there])
             yield from self._climb(rows, state, there, left, top, _MOST_STEPS)
 
     def fit_from_far(self, rows: ManyRows, mean: Array, sd: Array, left: float) -> Iterator[ManyGaussians]:
@@ -509,7 +514,8 @@ class LatentMarginal:
     """Evaluates log m, each time from the nearest conditional fit."""
 
     def __init__(self, given: RowsGiven, seed: int, home: GaussianState | None = None) -> None:
-        self._given, self._fitter, fronts = given, ManyFitter(given.precisions), given.precisions.fronts
+        self._given, fronts = given, given.precisions.fronts
+        self._fitter = ManyFitter(given.precisions, is_quadratic=given.is_quadratic)
         sizes = OF_ROWS // (_NODES * given.n_rows), _OF_PREDICTORS // given.n_values
         of_fronts = _OF_DENSE if len(fronts.parts.depth) == 1 else _OF_PREDICTORS
         self._size = max(1, min(*sizes, of_fronts // max(fronts.n_fronts, 1), MOST_IN_BATCH))

@@ -246,15 +246,15 @@ class GaussianMarginal(Marginal):
         for start in range(0, len(g), self._size):
             part = g[start : start + self._size]
             self.n_fits += len(part)
-            found = self._over.at(part)
-            there = np.isfinite(found.grad).all(axis=1) & np.isfinite(found.precision).all(axis=1)
+            grad, precision = self._over.at(part)
+            there = np.isfinite(grad).all(axis=1) & np.isfinite(precision).all(axis=1)
             if not there.any():
                 continue
-            factors, ok = self._precisions.factored(found.precision[there])
+            factors, ok = self._precisions.factored(precision[there])
             if factors is None:
                 continue
             which = np.flatnonzero(there)[ok]
-            mean = self._over.x + factors.times_covariance(found.grad[which])
+            mean = self._over.x + factors.times_covariance(grad[which])
             # The ELBO of the Gaussian: its entropy, and the mean of log p, which falls from the mode by d / 2.
             value = self._over.logp(part[which], mean[:, None])[:, 0] + factors.entropy - 0.5 * self.n_dim
             known = np.flatnonzero(np.isfinite(value))
