@@ -23,6 +23,8 @@ from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.info import Minibatches
 from pymc_ngvi.graphs import graph, loops, odes
 from pymc_ngvi.graphs.backends import (
+    COMPILED,
+    WITH_ROWS,
     InFloat64,
     compile_flags,
     compile_options,
@@ -194,7 +196,7 @@ class Functions:
 
         It is compiled where the user chose how, and not for JAX, which would compile it anew for each shape.
         """
-        if not self.compile_kwargs and self.backend in ("quick", "jax"):
+        if not self.compile_kwargs and self.backend not in WITH_ROWS:
             return quickly(inputs, outputs)
         return self.compile(inputs, outputs)
 
@@ -223,6 +225,6 @@ class Functions:
 def jets_of(graphs: FlatGraphs, functions: Functions) -> Jets | None:
     """Return what evaluates log p with its derivatives carried along; None where functions are compiled of graphs."""
     forward = graphs.forward
-    if forward is None or functions.backend != "quick":
+    if forward is None or functions.backend in COMPILED:
         return None
     return functions.once("jets", lambda: Jets(*forward, functions.compile))

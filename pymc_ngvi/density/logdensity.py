@@ -41,7 +41,7 @@ from pymc_ngvi.density.info import (
 )
 from pymc_ngvi.density.over_draws import MOST_AT_ONCE
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import BACKENDS, check_installed, without_c
+from pymc_ngvi.graphs.backends import BACKENDS, COMPILED, WITH_ROWS, check_installed, without_c
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.loops import MOST_DRAWS, draws_in_call
@@ -388,8 +388,6 @@ _BATCH_ELEMENTS = 4 * CACHED_ELEMENTS
 _LOGP_SECONDS = 0.5
 #: Relative difference of two values of log p that may be rounding, wherever points are.
 _APART = 1e-6
-#: Backends that read rows as programs: no function of log p is compiled where rows give it.
-_ROWS_ARE_READ = ("quick", "jax")
 #: Times that log p and its gradient take of log p alone: the median of the users' battery, by the graphs of both.
 _OF_LOGP = 1.9
 #: NumPy passes over the elements of a node of the gradient's graph, most of which have several inputs of as many
@@ -471,7 +469,7 @@ class LogDensity(ModelDensity):
         find_point, made = initial_point_function(model), (factors or factors_of)(model)
         with without_c():
             self._take(model, find_point())
-        self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend == "quick")
+        self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend not in COMPILED)
         self.minibatches = self.graphs.minibatches
         self.functions = Functions(model, backend, compile_kwargs, is_large=self.graphs.is_large)
         self.functions.made["initial point"] = find_point
@@ -526,7 +524,7 @@ class LogDensity(ModelDensity):
     @property
     def _pointwise(self) -> Pointwise | None:
         """Log p by rows; None where a graph serves."""
-        is_compiled = self.functions.backend not in _ROWS_ARE_READ
+        is_compiled = self.functions.backend in WITH_ROWS
         return None if is_compiled or self.graphs.forward is not None else self.by_rows.pointwise
 
     @functools.cached_property

@@ -126,8 +126,9 @@ def _on_host(op: ByParameters, **kwargs: Any) -> Callable[..., Any]:
 
 Backend = Literal["auto", "quick", "numba", "c", "jax"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
-#: Those that PyTensor compiles for.
-_COMPILED = ("numba", "c", "jax", "given mode")
+#: Those whose graphs are compiled as a whole, rows among them; and all that PyTensor compiles for.
+WITH_ROWS = ("numba", "c", "given mode")
+COMPILED = (*WITH_ROWS, "jax")
 
 #: Rewrites that only serve generated code, or that write into their inputs.
 _EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace", *rewrites.EXCLUDED)
@@ -211,14 +212,14 @@ def compile_options(
     """Translate a backend's name and the user's ``compile_kwargs`` into options of ``pytensor.function``."""
     if compile_kwargs and "mode" in compile_kwargs:
         return dict(compile_kwargs)
-    if backend not in _COMPILED:
+    if backend not in COMPILED:
         return {**(compile_kwargs or {}), "mode": quick_mode(is_large=is_large)}
     return resolve_backend_compile_kwargs(backend, compile_kwargs)
 
 
 def compile_flags(backend: str) -> AbstractContextManager[None]:
     """Return the context in which functions are compiled for a backend."""
-    if backend not in _COMPILED:
+    if backend not in COMPILED:
         return without_c()
     return pytensor.config.change_flags(floatX="float64")
 

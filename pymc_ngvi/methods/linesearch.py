@@ -274,7 +274,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     def step(self, state: LineSearchState) -> LineSearchState:
         """Take one step."""
         new = self._stepped(state)
-        done = self._is_solved(new) or new.idle >= _MOST_IDLE
+        done = self._is_converged(new) or new.idle >= _MOST_IDLE
         return self._anew(new) if done and np.isnan(new.error) else new
 
     def _stepped(self, state: LineSearchState) -> LineSearchState:
@@ -329,7 +329,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         """Return why to stop, or None to go on."""
         if state.growth.is_unbounded:
             return Status.UNBOUNDED
-        if self._is_solved(state):
+        if self._is_converged(state):
             return Status.CONVERGED
         if state.stalled or state.idle >= _MOST_IDLE:
             return state.stalled or Status.STALLED
@@ -353,7 +353,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         """Return a state in which a fit that ended may try again."""
         return replace(state, stalled=None, idle=0, pairs=(), growth=Growth(first=state.q.sd(), exact=True))
 
-    def _is_solved(self, state: LineSearchState) -> bool:
+    def _is_converged(self, state: LineSearchState) -> bool:
         if state.idle >= _MOST_IDLE or state.stalled:
             known = min(state.error, _KNOWN) if np.isfinite(state.error) else 0.0
             return state.gap < max(self._tolerance.least(state.q), known)

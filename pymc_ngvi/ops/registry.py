@@ -508,7 +508,7 @@ REFUSED: dict[type, OpRecord] = {
 
 # --- all operations: what is known of each, by the type of its Op ---
 
-OPERATIONS: dict[type, OpRecord] = {**MOVEMENT, **ELEMENTWISE, **REDUCTIONS, **PRODUCTS, **REFUSED}
+RECORDS: dict[type, OpRecord] = {**MOVEMENT, **ELEMENTWISE, **REDUCTIONS, **PRODUCTS, **REFUSED}
 #: Of what is not in the table.
 UNKNOWN = OpRecord.refused("makes each element of many")
 #: Of batches of what is said of single ones alone.
@@ -517,14 +517,14 @@ BATCH = OpRecord.refused("makes each element of all of its entry of a batch")
 
 def register(operations: dict[type, OpRecord]) -> None:
     """Add the records of operations, by the types of their Ops; subclasses have those of the nearest class."""
-    OPERATIONS.update(operations)
+    RECORDS.update(operations)
 
 
 def operation(op: Op) -> OpRecord:
     """Return what is known of an operation."""
     is_batch = isinstance(op, Blockwise)
     kind = type(op.core_op if is_batch else op)
-    found = next((OPERATIONS[base] for base in kind.__mro__ if base in OPERATIONS), UNKNOWN)
+    found = next((RECORDS[base] for base in kind.__mro__ if base in RECORDS), UNKNOWN)
     return BATCH if is_batch and not found.by_batch and found is not UNKNOWN else found
 
 

@@ -178,7 +178,7 @@ class Bent(ps.UnaryScalarOp):
 @pytest.fixture
 def _registers():
     """What is registered in a test is forgotten."""
-    tables = [registry.OPERATIONS, elements.NAMES, elements.FORMS, elements.OPERATIONS]
+    tables = [registry.RECORDS, elements.NAMES, elements.FORMS, elements.OPERATIONS]
     before = [dict(table) for table in tables]
     yield
     for table, entries in zip(tables, before, strict=True):
