@@ -132,12 +132,6 @@ def test_a_small_khat_does_not_say_that_the_scale_is_right_and_a_diagnosis_says_
 # --- statistics -------------------------------------------------------------------------------------------------------
 
 
-def test_coverage_counts_what_is_inside_the_central_interval():
-    p = np.array([[0.01, 0.05], [0.3, 0.95], [0.5, 0.96], [0.74, 0.26]])
-    assert calibration.coverage(p, 0.9).value == 6 / 8
-    assert calibration.coverage(p, 0.5).value == 4 / 8
-
-
 def test_the_error_of_coverage_is_that_of_data_sets_where_their_elements_go_together():
     p = np.random.default_rng(1).random((500, 1))
     alone, together = calibration.coverage(p, 0.9), calibration.coverage(np.repeat(p, 6, axis=1), 0.9)
@@ -145,13 +139,6 @@ def test_the_error_of_coverage_is_that_of_data_sets_where_their_elements_go_toge
     assert together.se == pytest.approx(alone.se, rel=0.15)
     apart = calibration.coverage(np.random.default_rng(2).random((500, 6)), 0.9)
     assert apart.se == pytest.approx(alone.se / np.sqrt(6), rel=0.2)
-
-
-def test_asymmetry_is_that_of_the_distribution_functions():
-    p = np.array([[0.1], [0.2], [0.3], [0.6]])
-    # At .3, three quarters of p are not above it, none of 1 - p = .9, .8, .7, .4.
-    assert calibration.asymmetry(p) == 0.75
-    assert calibration.asymmetry(1 - p) == 0.75
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -171,40 +158,3 @@ def test_the_test_of_symmetry_sees_bias_and_not_width():
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
-
-
-def test_tables_put_data_sets_into_classes_of_khat():
-    rows = [
-        {
-            "model": "logistic", "dataset": str(i), "status": "converged", "khat": str(khat), "n_gradients": "300",
-            "seconds": "0.1", "p": json.dumps({"beta": [p, 0.5]}), "date": "2026-01-01", "environment": "here",
-        }
-        for i, (khat, p) in enumerate([(0.3, 0.5), (0.49, 0.99), (0.6, 0.01), (0.69, 0.01), (1.2, 0.4)])
-    ]  # fmt: skip
-    cells = calibration._covered("logistic", rows)[0]
-    shares = [cell.split(" ± ")[0] for cell in cells[2:]]
-    assert shares == ["70.0", "70.0", "75.0", "50.0", "100.0"]
-    assert [cell.split("(")[-1] for cell in cells[4:]] == ["2)", "2)", "1)"]
-    text = calibration.write_tables(rows)
-    assert "| logistic regression | 5 | 5 | 0.60 [0.30, 1.20] | 40% | 80% |" in text
-
-
-def test_the_script_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    fitted = []
-
-    class Fake:
-        def __init__(self, setting):
-            self.setting = setting
-
-        def run(self, i):
-            fitted.append(i)
-            p = json.dumps({"beta": [0.1 * i] * 6})
-            return {"status": "converged", "khat": 0.4, "n_gradients": 1, "seconds": 0.1, "p": p}
-
-    monkeypatch.setattr(calibration, "Experiment", Fake)
-    files = [f"--{what}={tmp_path / name}" for what, name in (("out", "a.csv"), ("table", "a.md"), ("figure", "a.png"))]
-    for n in (2, 4, 4):
-        calibration.main(["--models=logistic", f"--datasets={n}", *files])
-    assert fitted == [0, 1, 2, 3]
-    assert "| logistic regression | 4 | 4 |" in (tmp_path / "a.md").read_text()
-    assert (tmp_path / "a.png").stat().st_size > 1_000

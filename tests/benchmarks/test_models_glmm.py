@@ -9,7 +9,7 @@ import pytest
 from scipy import integrate, stats
 from scipy.special import expit, gammaln
 
-from pymc_ngvi import NGVI, LogDensity
+from pymc_ngvi import LogDensity
 
 N_GROUPS, N_VISITS = 5, 4
 #: PyTensor holds whole numbers in single precision, and PyMC takes logarithms of them there.
@@ -154,59 +154,6 @@ def test_random_intercepts_agree_with_a_gamma_prior_on_the_precision(name, rate,
     assert expected - log_q_constant - glmm.left_out == pytest.approx(log_p, abs=1e-9)
 
 
-def test_blocks_hold_each_coordinate_once(epilepsy_table):
-    glmm = models_glmm.epilepsy(epilepsy_table)
-    blocks = glmm.blocks()
-    assert blocks[0] == ["beta", "omega"]
-    assert blocks[1:] == [[f"intercept[{i}]", f"slope[{i}]"] for i in range(N_GROUPS)]
-    q = NGVI(glmm.model, family="block", blocks=blocks).approx.q
-    assert q.n_params == q.n_dim + 9 * 10 // 2 + N_GROUPS * 3
-
-
-def test_simulated_regression_agrees_with_its_model(rng):
-    data = models_glmm.simulate_logistic(3, seed=2)
-    beta, log_s, b = rng.normal(size=5), 0.2, rng.normal(size=3)
-    s = np.exp(log_s)
-    expected = (
-        log_bernoulli(data.y, data.x @ beta + b[np.repeat([0, 1, 2], models_glmm.GROUP_SIZE)])
-        + stats.norm.logpdf(beta, 0, 10).sum()
-        + stats.norm.logpdf(b, 0, s).sum()
-        + stats.halfnorm.logpdf(s, scale=3)
-        + log_s
-    )
-    model = models_glmm.random_intercept_logistic(data)
-    assert evaluate(model, {"beta": beta, "s_log__": log_s, "b": b}) == pytest.approx(expected, abs=SINGLE)
-
-
-def test_rasch_agrees_with_its_model(rng):
-    responses, difficulty = models_glmm.simulate_rasch(6, 3, seed=2)
-    ability, log_sd = rng.normal(size=6), -0.2
-    sd = np.exp(log_sd)
-    expected = (
-        log_bernoulli(responses, ability[:, None] - difficulty[None])
-        + stats.norm.logpdf(ability).sum()
-        + stats.norm.logpdf(difficulty, 0, sd).sum()
-        + stats.halfnorm.logpdf(sd, scale=3)
-        + log_sd
-    )
-    point = {"sd_log__": log_sd, "difficulty": difficulty, "ability": ability}
-    assert evaluate(models_glmm.rasch(responses), point) == pytest.approx(expected, abs=SINGLE)
-
-
-def test_simulated_data_have_the_parameters_that_they_claim():
-    """Each share of responses against its expectation, within five standard errors of independent groups."""
-    n_groups = 20_000
-    data = models_glmm.simulate_logistic(n_groups, seed=3)
-    # The predictor is normal: its variance is that of the intercepts and of four standard normal columns.
-    spread = np.sqrt(models_glmm.TRUE_SD**2 + np.sum(models_glmm.TRUE_BETA[1:] ** 2))
-    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
-    expected = weights @ expit(models_glmm.TRUE_BETA[0] + spread * nodes) / weights.sum()
-    assert data.y.mean() == pytest.approx(expected, abs=5 * 0.5 / np.sqrt(n_groups))
-    # Two responses of a group agree more often than those of different groups: the intercepts are there.
-    y = data.y.reshape(n_groups, models_glmm.GROUP_SIZE)
-    assert np.corrcoef(y[:, 0], y[:, 1])[0, 1] > 5 / np.sqrt(n_groups)
-
-
 def test_marginal_posterior_agrees_with_adaptive_quadrature(rng):
     data = models_glmm.simulate_logistic(4, seed=4)
     found = marginal.Marginal(data)
@@ -229,16 +176,3 @@ def test_marginal_posterior_agrees_with_adaptive_quadrature(rng):
     assert difference == pytest.approx(log_posterior(theta) - log_posterior(other), abs=1e-6)
     slopes = [(found.log_density(theta + e) - found.log_density(theta - e)) / 2e-6 for e in 1e-6 * np.eye(6)]
     np.testing.assert_allclose(found.gradient(theta), slopes, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_marginal_moments_agree_with_nuts(data_dir, references_dir):
-    data = models_glmm.toenail_data(models_glmm.read("toenail", data_dir))
-    found = marginal.Marginal(data, 64).moments(np.array([-1.6, -0.2, -0.4, -0.1, 1.4]))
-    with np.load(references_dir / "toenail_centred.npz") as file:
-        names = file["uncon_names"].tolist()
-        where = [names.index(name) for name in (*(f"beta[{i}]" for i in range(4)), "s_log__")]
-        mean, sd = file["uncon_mean"][where], file["uncon_sd"][where]
-    # Twice the Monte Carlo errors of a thousand weighted draws and of as many effective ones of NUTS.
-    np.testing.assert_allclose((found.mean - mean) / sd, 0.0, atol=2 * np.sqrt(2 / 1_000))
-    np.testing.assert_allclose(found.sd / sd, 1.0, atol=2 * np.sqrt(1 / 1_000))

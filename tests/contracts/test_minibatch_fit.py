@@ -1,4 +1,4 @@
-"""Fits on minibatches: one batch for each step, results near those of the full data, and the rate of the paper."""
+"""Fits on minibatches: one batch for each step, and results near those of the full data."""
 
 import contextlib
 import functools
@@ -283,9 +283,6 @@ def test_a_fit_that_diverges_says_so_and_gives_no_draws(tmp_path):
         with pytest.raises(pymc_ngvi.DivergedError, match=r"no posterior to draw from.*Leave `step`.*mean_flat"):
             each.sample(10)
         assert each.mean_flat.shape == (3,)
-
-
-# --- the rate of the paper --------------------------------------------------------------------------------------------
 
 
 def test_k_hat_is_not_taken_from_one_batch(rng):

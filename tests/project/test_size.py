@@ -8,15 +8,15 @@ import pytest
 from size import ROOT, count, sizes_of_rooms, total
 
 #: At most so many in the package. To add is to take away elsewhere; what has become smaller lowers its limit.
-LIMITS = {"statements": 29_530, "numbers": 1_048, "classes": 524, "functions of one statement": 1_239}
+LIMITS = {"statements": 28_900, "numbers": 1_013, "classes": 509, "functions of one statement": 1_206}
 #: Raised once: results lost the names that a rule of the type checker had asked for, so that two statements became one;
 #: and tests that were alone in what they assert came back.
 RAISED = {"functions of one statement", "tests"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "results": 5_409, "density": 5_238, "methods": 3_156, "marginal": 2_404, "rows": 2_198, "fitting": 1_980,
-    "families": 1_786, "core": 1_593, "reading": 1_182, "ops": 1_091, "graphs": 1_047, "": 872, "moves": 661,
-    "nested": 648, "posteriors": 265,
+    "results": 5_202, "density": 5_196, "methods": 3_073, "marginal": 2_412, "fitting": 1_980, "rows": 1_988,
+    "families": 1_755, "core": 1_560, "reading": 1_170, "ops": 1_062, "graphs": 1_048, "": 870, "moves": 661,
+    "nested": 658, "posteriors": 264,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
 OVERDRAFT = 0
@@ -24,7 +24,7 @@ OLD_FILES = ()
 #: A limit that is further above what there is has to be lowered.
 SLACK = 0.01
 #: Statements of the tests, and of the scripts that measure.
-OF_TESTS = {"tests": 26_649, "benchmarks": 15_000}
+OF_TESTS = {"tests": 25_200, "benchmarks": 15_000}
 
 
 @pytest.fixture(scope="module")
