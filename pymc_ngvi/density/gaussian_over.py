@@ -99,8 +99,8 @@ _N_SAMPLES, _N_TRIED, _SPREAD, _SPREAD_OF_TRIED = 12, 3, 0.7, 2.0
 _OF_DESIGNS, _OF_BENDS, _OF_SLOPES = 1e-9, 1e-8, 1e-7
 #: Points near the posterior at which log p is compared, as closely as slopes are.
 _N_POINTS = 2
-#: Steps to the mode: the second and third see to the rounding of the first.
-_STEPS = 3
+#: Steps to the mode: those after the first see to its rounding.
+_STEPS = 4
 #: Products of functions at most.
 _MOST_PRODUCTS = 500
 
