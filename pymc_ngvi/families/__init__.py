@@ -1,4 +1,4 @@
-"""Families: the structure of q. One file and one row each; no other part of the package knows their names."""
+"""Families: the structure of q. One row each; what goes with them is said in `family`."""
 
 from typing import Literal
 

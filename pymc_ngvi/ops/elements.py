@@ -41,7 +41,7 @@ class ScalarForm(enum.Enum):
     CHOICE = "the second argument or the third"
     STEP = "constant but for jumps"
     SMOOTH = "a function with second derivatives"
-    FUNCTION = "a function that nothing is known of"
+    FUNCTION = "a function that is not listed here"
 
     def linear_in(self, n: int) -> range:
         """Return the places of the arguments, of ``n``, in each of which it is linear, given the others."""
