@@ -9,7 +9,7 @@ from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array, Bools, Indices
-from pymc_ngvi.rows.expectation import RowFunction, derivatives
+from pymc_ngvi.rows.expectation import RowFunction
 
 #: Points on a line: a parabola has no third differences there.
 _ON_LINE = np.arange(-2.0, 3.0)
@@ -99,19 +99,39 @@ def _product(first: sparse.csr_array, second: sparse.csr_array) -> sparse.csr_ar
 def derivatives_of(rows: RowFunction, eta: Array) -> tuple[Array, Array]:
     """Return the gradient, (n_rows, k), and the second derivatives by pairs of slots, (n_rows, n_pairs).
 
-    Expectations of a polynomial of the second degree tell these exactly whatever the width; that of least rounding is
-    as large as the function is wide, and reaches as far as its top.
+    Differences of a polynomial of the second degree are exact whatever the step; that of least rounding is as long as
+    the function is wide, and reaches as far as its top.
     """
+    slope, second = _differences(rows, eta, np.ones_like(eta))
     a, b = np.tril_indices(rows.k)
-    width = np.ones_like(eta)
-    for _ in range(2):
-        root = width[:, :, None] * np.eye(rows.k)
-        grad, second = derivatives(rows.whitened(eta, root, np.zeros(len(eta), np.int16), np.arange(len(eta))), root)
-        bend = -np.diagonal(second, axis1=1, axis2=2)
-        with np.errstate(all="ignore"):
-            width = np.where(bend > 0.0, 1.0 / np.sqrt(bend) + np.abs(grad) / bend, 1.0)
-        width = np.where(np.isfinite(width), width, 1.0)
-    return grad, second[:, a, b]
+    bend = -second[:, a == b]
+    with np.errstate(all="ignore"):
+        step = np.where(bend > 0.0, 1.0 / np.sqrt(bend) + np.abs(slope) / bend, 1.0)
+    return _differences(rows, eta, np.where(np.isfinite(step), step, 1.0))
+
+
+def _differences(rows: RowFunction, eta: Array, step: Array) -> tuple[Array, Array]:
+    k = rows.k
+    a, b = np.tril_indices(k)
+    moves = [np.zeros(k), *np.eye(k), *-np.eye(k)]
+    moves += [np.eye(k)[i] + np.eye(k)[j] for i, j in zip(a, b, strict=True) if i != j]
+    above, below = eta + step, eta - step
+    step_up, step_down = (above - eta).T, (eta - below).T  # as they are where predictors are far larger than steps
+    ends = np.stack([below, eta, above])
+    points = [ends[1 + np.array(moves)[:, slot].astype(np.intp), :, slot] for slot in range(k)]
+    with np.errstate(all="ignore"):
+        values = rows.values(points, slice(None))
+        middle, both = values[0], iter(values[1 + 2 * k :])
+        up, down = values[1 : 1 + k] - middle, middle - values[1 + k : 1 + 2 * k]
+        of_up, of_down, whole = up / step_up, down / step_down, step_up + step_down
+        grad = (of_up * step_down + of_down * step_up) / whole
+        second = [
+            2.0 * (of_up[i] - of_down[i]) / whole[i]
+            if i == j
+            else (next(both) - middle - up[i] - up[j]) / (step_up[i] * step_up[j])
+            for i, j in zip(a, b, strict=True)
+        ]
+    return grad.T, np.stack(second, axis=1)
 
 
 #: Weights of one of the members that are rounding; square of a number, of the largest, from which on it may be one.
