@@ -891,13 +891,13 @@ def fit_many(
     first = next(entries, None)
     if first is None:
         raise ValueError("data is empty: give a dict of arrays for each fit.")
-    folder = None if draws_to is None else Path(draws_to).absolute()
+    slots, folder = Slots.of(model, first), None if draws_to is None else Path(draws_to).absolute()
     if folder is not None:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"draws_to should be a folder; {str(folder)!r} is a file.")
         folder.mkdir(parents=True, exist_ok=True)
     asked = asked_of(
-        Slots.of(model, first), options, random_seed, draws, var_names,
+        slots, options, random_seed, draws, var_names,
         prob=prob, judge=judge, search=search, folder=folder,
     )  # fmt: skip
     fitter, cases = Fitter(asked), itertools.chain([first], entries)

@@ -653,7 +653,7 @@ class FullState(Gaussian[Dense]):
     factor_name = "cholesky_factor"
     exact_metric = True
 
-    #: The factor by another name: only Gaussians with a dense one of the covariance have it; see `Rooted`.
+    #: The factor by another name: only Gaussians with a dense one of the covariance have it.
     root = property(lambda self: self.factor)
 
 

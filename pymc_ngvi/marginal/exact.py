@@ -193,8 +193,9 @@ def integrated(
     modes: tuple[GaussianState, ...] = (),
 ) -> IntegratedTrees:
     """Sample the globals, about a Gaussian of these and other starts, as they are divided; a node takes ``each`` s."""
-    p, each = len(start), each * (1 if quadrature is None else nodes_of_value(quadrature.rule))
-    wanted, most = size_wanted(p, each) if is_at_mode or not forest.n_local else 0.0, MOST
+    p, n_nodes = len(start), 1 if quadrature is None else len(quadrature.rule.nodes)
+    wanted, most = size_wanted(p, n_nodes * each) if is_at_mode or not forest.n_local else 0.0, MOST
+    each *= 1 if quadrature is None else nodes_of_value(quadrature.rule)
     if quadrature is None:
         inside: NothingInside | TreeInside = NothingInside(fitted.logp)
         most = int(min(most, prices.left() / each))

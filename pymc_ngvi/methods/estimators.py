@@ -330,7 +330,8 @@ def score(target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Eval
 
     With :math:`h = \log p - \log q` (without sticking the landing: :math:`\log p`), whitened:
     :math:`C^T E_q[\nabla h] = E[h z]` and :math:`I - A = E[h (z z^T - I)]`. From h is taken its mean over the draws of
-    the other replicates, which are independent: that leaves the estimate unbiased, and without noise at q = p.
+    the other replicates, which are independent (of a single one, over the other pairs): that leaves the estimate
+    unbiased, and without noise at q = p.
 
     References
     ----------
@@ -341,9 +342,9 @@ def score(target: Density, state: AnyGaussian, base: BaseDraws, evaluation: Eval
     """
     z, finite = base.z, evaluation.finite
     h = np.where(finite, evaluation.logp + (0.5 * np.sum(z * z, axis=1) if stl else 0.0), 0.0)
-    parts = h.reshape(base.n_replicates, -1)
-    sums, counts = parts.sum(axis=1), finite.reshape(parts.shape).sum(axis=1)
-    parts -= ((sums.sum() - sums) / np.maximum(counts.sum() - counts, 1))[:, None]
+    parts = base.pairs() if base.n_replicates == 1 else np.arange(len(h)).reshape(base.n_replicates, -1)
+    sums, counts = h[parts].sum(axis=1), finite[parts].sum(axis=1)
+    h[parts] -= ((sums.sum() - sums) / np.maximum(counts.sum() - counts, 1))[:, None]
 
     def outer(own: Any) -> Outer:
         return Outer(h[own, None] * z[own], z[own], (0.0 if stl else 1.0) - float(h[own].mean()))

@@ -1064,9 +1064,8 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
     def _polish(self, state: MixtureFit) -> MixtureFit:
         """Go to fresh draws of the accepted mixture, of which steps are averaged."""
         q, level = cast(Accepted, state.accepted).q, state.level + 1
-        n_pooled = (
-            _GAUSSIAN_DRAWS if q.n_components == 1 else FEW_DRAWS
-        )  # those of each component that it was solved on
+        # Draws of each component that it was solved on.
+        n_pooled = _GAUSSIAN_DRAWS if q.n_components == 1 else FEW_DRAWS
         begun = self._steps.begin(q, level, self._steps.draws_at_end, single=state.gaussian)
         moved = replace(state, stage="average", level=level, n_lost=state.n_dropped)
         if begun is None:

@@ -33,7 +33,7 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.families.gaussian import AnyGaussian
 from pymc_ngvi.families.mixture import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
-from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState, is_at_rest, is_near
+from pymc_ngvi.methods.adaptive import MAX_RECOVERIES, Adaptive, AdaptiveState, Growth, is_at_rest, is_near
 from pymc_ngvi.methods.estimators import Estimator, Moments, Nats, Update, gap_of, stein
 from pymc_ngvi.methods.schedule import (
     FEW_DRAWS,
@@ -591,7 +591,8 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
 
     def _back(self, state: AsStudentT, q: StudentTState) -> AsGaussian:
         """Return to a Gaussian, on draws that had no part in this."""
-        inner = self._gaussian.begin(q.gaussian, state.level + 1, self._t.few_draws)
+        growth, n_draws = Growth(first=q.gaussian.sd()), self._t.few_draws
+        inner = self._gaussian.begin(q.gaussian, state.level + 1, n_draws, growth=growth, n_recoveries=MAX_RECOVERIES)
         return AsGaussian(
             inner or self._gaussian.init(q.gaussian), n_returns=state.n_returns + 1, n_lost=state.n_dropped
         )

@@ -1195,11 +1195,6 @@ class Predictors:
         function = self._compile([points], values)
         return lambda theta: np.asarray(function(theta))
 
-    @functools.cached_property
-    def are_coordinates(self) -> Bools:
-        """Whether each is a coordinate itself, and no linear combination."""
-        return np.repeat([var is self._theta for var in self.variables], [self.size(var) for var in self.variables])
-
     def density(self) -> Variable:
         """Return log p as a function of `vector`."""
         pieces, start = {}, 0

@@ -88,15 +88,15 @@ def test_far_from_its_mode_a_row_is_minus_infinity_or_right():
     assert not found[1] > -1e6
 
 
-@pytest.mark.parametrize("scale", [0.05, 0.7, -2.0])
-def test_draws_of_many_rows_have_the_distribution_of_the_effect_given_its_row(scale):
+@pytest.mark.parametrize(("scale", "width"), [(0.05, 2.0), (0.7, 2.0), (-2.0, 2.0), (0.3, 14.0)])
+def test_draws_of_many_rows_have_the_distribution_of_the_effect_given_its_row(scale, width):
     """Uniform values of distribution functions, at equal predictors and at predictors with others in between."""
     n, y, eta, a = 20_000, np.array([[0.0, 0.0, 12.0]]), np.array([0.5, -1.5, 2.0]), scale * np.array([1.0, 1.13, 1.0])
     at = np.arange(4 * n) % 4 > 0
     for seed in (1, 2):
         rng = np.random.default_rng(seed)
         predictors = np.tile(eta, (4 * n, 1))
-        predictors[at] += rng.uniform(-2.0, 2.0, (3 * n, 1))
+        predictors[at] += rng.uniform(-width, width, (3 * n, 1))
         z = Integrated(poisson, 1).drawn(rng, predictors, y, a[None])[~at]
         for k in range(3):
             grid = np.linspace(-10.0, 10.0, 20_001)
