@@ -403,7 +403,8 @@ class Gaussian[S: Structure]:
     def cov(self) -> Array:
         """Return the covariance, dense."""
         if self.factor_sign > 0:
-            return self.structure.entries(self.structure.gram(self.factor), *np.indices((self.n_dim, self.n_dim)))
+            shape, gram = (self.n_dim, self.n_dim), self.structure.gram(self.factor)
+            return gram if gram.shape == shape else self.structure.entries(gram, *np.indices(shape))
         return self.cov_block(np.arange(self.n_dim))
 
     def cov_block(self, index: Indices) -> Array:

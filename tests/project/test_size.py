@@ -15,8 +15,8 @@ RAISED = {"functions of one statement", "tests"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
     "results": 5_200, "density": 5_194, "methods": 3_073, "marginal": 2_413, "fitting": 1_980, "rows": 1_991,
-    "families": 1_755, "core": 1_560, "reading": 1_170, "ops": 1_062, "graphs": 1_048, "": 870, "moves": 661,
-    "nested": 658, "posteriors": 264,
+    "families": 1_756, "core": 1_560, "reading": 1_170, "ops": 1_062, "graphs": 1_048, "": 870, "moves": 661,
+    "nested": 657, "posteriors": 264,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
 OVERDRAFT = 0
