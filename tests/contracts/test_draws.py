@@ -1,7 +1,5 @@
 """Importance weights: smoothing, corrected posteriors, draws as users get them, refusals."""
 
-import warnings
-
 import numpy as np
 import pymc as pm
 import pytest
@@ -9,7 +7,6 @@ import xarray as xr
 
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
-from texts import DOCS, run
 
 import pymc_ngvi
 
@@ -220,12 +217,3 @@ def test_unknown_words_and_too_few_draws_are_refused(approx):
     for call in (lambda n: approx.sample(n, importance="psir"), approx.corrected):
         with pytest.raises(ValueError, match="whole number of at least 1; got 0"):
             call(0)
-
-
-# --- docs -------------------------------------------------------------------------------------------------------------
-
-
-def test_the_examples_of_the_page_run():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run((DOCS / "corrections.md").read_text(encoding="utf-8"))
