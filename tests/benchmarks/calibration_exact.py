@@ -63,7 +63,7 @@ FIGURE = """\
 ![Histograms of ranks, a row for each model and posterior.](img/calibration_exact.png)
 
 The grey band has 99 % of the bars where ranks are uniform. U-shaped: intervals are too narrow. Higher at the left: the
-posterior lies too high. The rows are in [`calibration_exact.csv`](benchmarks/calibration_exact.csv).
+posterior lies too high. The rows are in `tests/benchmarks/results/calibration_exact.csv`.
 """
 
 CAPTION = f"""\
