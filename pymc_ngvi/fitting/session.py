@@ -43,7 +43,7 @@ from pymc_ngvi.fitting.problem import (
     start_scales,
     units_apart,
 )
-from pymc_ngvi.fitting.record import FitRecord, elbo_of, spared
+from pymc_ngvi.fitting.record import FitRecord, elbo_of, is_prior, spared
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.methods import DIRECTIONS
 from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
@@ -373,7 +373,7 @@ class Begun(NamedTuple):
     @classmethod
     def by_draws(cls, density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "Begun":
         """Begin with draws where rows have led, from narrower states where those would be outside the support."""
-        logger.info(BY_DRAWS)
+        logger.debug(BY_DRAWS)
         problem, options = problem_by_draws(density, options)
         rule = make_rule(problem.target, options, seed)
         narrower = [part * sd for part in START_SCALES[::2]]
@@ -402,7 +402,7 @@ class Begun(NamedTuple):
 
 def _look_for_entries(density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> None:
     """Add entries of the Hessian that its structure left out, about a mean; some may have been added already."""
-    logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
+    logger.debug("The Hessian of log p has entries that its structure left out: q gets them, too.")
     if options.choice.estimator == "quadrature":  # draws have been looked at already
         density.widen(mean + sd * np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, density.n_dim)))
     if options.family_reason and density.pattern is None:
@@ -442,7 +442,7 @@ def first_state(
             if isinstance(reason, StartError) and (has_draws or density.is_streamed):
                 raise
             if isinstance(reason, StartError) or (isinstance(reason, RowsGivenUp) and not has_draws):
-                logger.info(BY_DRAWS)
+                logger.debug(BY_DRAWS)
                 problem, options = problem_by_draws(density, options)
             else:
                 mean = start_point(density, means)
@@ -819,6 +819,7 @@ class FitSession:
             searched=self._searched is not None,
             seed=self.seed,
             summed_out=density.summed_out.names,
+            is_prior=is_prior(density),
             undone=self._failed,
             **(vars(self.options.choice) | (self._searched or {}) | of_batches),
         )

@@ -954,7 +954,7 @@ class NGVIApproximation(Approximation):
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is the posterior up to simulation error, rather than a Gaussian or another q: `checks`."""
+        """Whether this is the posterior up to Monte Carlo error, rather than a Gaussian or another q: `checks`."""
         return isinstance(self._state, PoolState) and self.checks.is_exact
 
     @property

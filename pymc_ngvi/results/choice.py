@@ -7,6 +7,7 @@ left of the seconds.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import time
@@ -16,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from pymc_ngvi.core.importance import SAME
 from pymc_ngvi.core.messages import Failed, Reason, Unavailable, logger
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.progress import task
@@ -393,6 +395,10 @@ class Candidates[A: NGVIApproximation]:
             self._reasons.append(Failed(reason.code, f"the assessment of the Gaussian failed ({reason})"))
             return otherwise
 
+    def _judged_by_weights(self) -> Verdict:
+        """Return the verdict on a Gaussian whose importance weights are nearly equal."""
+        return Verdict(is_same=self._of_gaussian(functools.partial(is_even, most=SAME), otherwise=False))
+
     def _missed_by(self, state: PoolState) -> tuple[OtherMode, ...]:
         """Return the modes that a posterior leaves out."""
         return () if self._gaussian is None else not_covered(self._record_of_fit.modes, state, self.choice.seed)
@@ -541,7 +547,7 @@ class Candidates[A: NGVIApproximation]:
             on_request=reason.on_request,
             elsewhere=tuple(str(r) for r in self._reasons if r.code is Reason.ELSEWHERE),
             # Where it is the posterior, its importance weights were looked at.
-            judged=Verdict() if reason.code is Reason.SUPERFLUOUS else gaussian.record.judged,
+            judged=self._judged_by_weights() if reason.code is Reason.SUPERFLUOUS else gaussian.record.judged,
         )
         return gaussian
 
