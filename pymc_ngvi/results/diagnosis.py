@@ -242,7 +242,7 @@ def critical(n: int) -> float:
 #: Part of an error that moved draws show at least, less chance: mostly, it is half.
 _SHOWN = 0.25
 #: Drifts from which on q is not reliable: errors of 0.15 standard deviations in means, 12 % in standard deviations and
-#: 0.2 in limits are seen in nine of ten cases (docs/benchmarks/verdict_power.md).
+#: 0.2 in limits are seen in nine of ten cases (tests/benchmarks/results/verdict_power.md).
 LIMITS = {"mean": 0.11, "sd": 0.09, **dict.fromkeys(LEVELS, 0.15)}
 
 

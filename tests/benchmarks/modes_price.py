@@ -33,7 +33,7 @@ from records import Records, Row
 from users_models import MODELS as USERS
 
 TESTS = Path(__file__).parents[1]
-DOCS = TESTS.parent / "docs"
+RESULTS = Path(__file__).parent / "results"
 #: Of the battery of `users.py`, but for the first two.
 CASES = (
     "epilepsy", "random intercepts",
@@ -161,8 +161,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=DOCS / "benchmarks" / "modes_price.csv")
-    parser.add_argument("--table", type=Path, default=DOCS / "benchmarks" / "modes.md", help="page with marks, or new")
+    parser.add_argument("--out", type=Path, default=RESULTS / "modes_price.csv")
+    parser.add_argument("--table", type=Path, default=RESULTS / "modes.md", help="page with marks, or new")
     parser.add_argument("--worker", choices=["off", "on"], help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
