@@ -196,7 +196,7 @@ class Experiment:
         start = time.perf_counter()
         approx = self.fit(i)
         seconds = time.perf_counter() - start
-        posterior = approx.sample(DRAWS, random_seed=DRAWS_SEED + i, log_p=False)["posterior"]
+        posterior = approx.sample(DRAWS, chains=1, random_seed=DRAWS_SEED + i, log_p=False)["posterior"]
         p = {name: (posterior[name].values[0] < self.truth[name][i]).mean(axis=0) for name in self.names}
         return {
             "status": str(approx.status),

@@ -196,7 +196,7 @@ class Experiment:
 
     def ranks(self, approx: Any, i: int) -> dict[str, list[int]]:
         """Return the ranks of the elements of each parameter and Deterministic among draws, from 0 to their number."""
-        draws = approx.sample(N_DRAWS, random_seed=DRAWS_SEED + i)["posterior"]
+        draws = approx.sample(N_DRAWS, chains=1, random_seed=DRAWS_SEED + i)["posterior"]
         below = {name: draws[name].to_numpy()[0] < self.truth[name][i] for name in self.names}
         return {name: np.atleast_1d(of.sum(axis=0)).ravel().tolist() for name, of in below.items()}
 
