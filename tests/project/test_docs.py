@@ -12,19 +12,17 @@ from pymc_ngvi import NGVI, NGVIApproximation, fit_many
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.fitting.options import ALLOWED, AUTO, AXES, RULES, choose
 
-CHOOSING = DOCS / "choosing.md"
 PAGES = {"family": "families.md", "update": "updates.md", "estimator": "estimators.md", "step": "steps.md"}
 ENTRIES = [(axis, name) for axis in AXES for name in AXES[axis]]
 #: The family that implies a rule, by the rule.
 BY_RULE = {family.traits.own_rule: name for name, family in FAMILIES.items() if family.traits.own_rule}
 OPTIONS = {*inspect.signature(NGVI.__init__).parameters, *inspect.signature(NGVI.fit).parameters} - {"unknown"}
-OF_MANY = set(inspect.signature(fit_many).parameters)
 OF_METHODS = {
     parameter
     for name, method in inspect.getmembers(NGVIApproximation, inspect.isfunction)
     if not name.startswith("_")
     for parameter in inspect.signature(method).parameters
-}
+} | set(inspect.signature(fit_many).parameters)
 
 each_entry = pytest.mark.parametrize(("axis", "name"), ENTRIES, ids=lambda value: value)
 
@@ -56,7 +54,7 @@ def test_a_section_says_what_goes_with_its_entry(axis, name):
 
 
 def test_tables_list_the_options_that_step_rules_take():
-    """Of all rules in one table, a dash for what a rule does not take; of those that a family implies, in its section."""
+    """Of all rules in one table, with dashes for what is refused; of those that a family implies, in its section."""
     table = section(DOCS / PAGES["step"], "Options")
     options = words(table.split("| rule", 1)[1].split("\n", 1)[0])
     listed = {
@@ -77,7 +75,7 @@ def test_the_example_of_a_section_is_of_its_entry(axis, name):
 
 def test_the_table_of_what_goes_with_what_is_the_registry():
     listed = []
-    for update, estimators, families, steps in rows(section(CHOOSING, "What goes with what")):
+    for update, estimators, families, steps in rows(section(DOCS / "choosing.md", "What goes with what")):
         own = [FAMILIES[family].traits.own_rule for family in words(families)]
         listed += itertools.product(words(families), words(update), words(estimators), words(steps) or own)
     assert len(listed) == len(set(listed))
@@ -86,7 +84,7 @@ def test_the_table_of_what_goes_with_what_is_the_registry():
 
 def test_what_is_chosen_for_one_word():
     listed = {}
-    for given, *chosen in rows(section(CHOOSING, "What is chosen")):
+    for given, *chosen in rows(section(DOCS / "choosing.md", "What is chosen")):
         axis, name = re.fullmatch(r'`(\w+)="(\w+)"`', given).groups()
         listed[axis, name] = tuple(word for cell in chosen for word in words(cell))
     assert listed == {(axis, name): tuple(choose(**{axis: name}).given().values()) for axis, name in ENTRIES}
@@ -165,7 +163,7 @@ def test_options_in_a_text_exist(path):
     calls = [call for block in blocks(text) for call in re.findall(r"pm\.fit\((.*?)\)\n", block, flags=re.S)]
     in_calls = [name for call in calls for name in re.findall(r"(\w+)=", call)]
     elsewhere = {"method", "total_size", "inference_method", "centered", "noncentered"}
-    assert set(inline + in_calls) <= OPTIONS | OF_MANY | OF_METHODS | elsewhere
+    assert set(inline + in_calls) <= OPTIONS | OF_METHODS | elsewhere
     without_bambi = re.sub(r"bmb\.Model\(.*\)", "", text)  # its family is that of the likelihood
     for axis, value in re.findall(r'\b(family|update|estimator|step)="(\w+)"', without_bambi):
         assert value in AXES[axis] or (axis, value) == ("family", AUTO), f"{axis}={value}"
