@@ -511,7 +511,7 @@ class WeightChecks(PoolVerdict):
     @property
     def details(self) -> str:
         """How good the weights are."""
-        return f" (Pareto k-hat of the weights {self.khat:.2f}, effective sample size {self.effective_size:,.0f})"
+        return f" (effective sample size {self.effective_size:,.0f}, Pareto k-hat {self.khat:.2f})"
 
 
 class AllDrawn(PoolState):

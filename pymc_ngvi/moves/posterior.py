@@ -181,18 +181,11 @@ class MovedChecks(PoolVerdict):
         )
 
     @property
-    def made(self) -> str:
-        """How it was sampled."""
-        return f"Sampled from the fit ({self.figures})."
-
-    @property
     def details(self) -> str:
         """What was measured of the chains, and their modes."""
-        modes = f" in {self.n_modes} modes, of weights {self.in_modes}" if self.n_modes > 1 else ""
-        return (
-            f" (nested R-hat {self.rhat:.3f}, effective sample size {self.effective_size:,.0f}, 5 and 95 % limits "
-            f"known to {self.limit_error:.2f} standard deviations){modes}"
-        )
+        modes = f"; {self.n_modes} modes found, with weights {self.in_modes}" if self.n_modes > 1 else ""
+        size = f"effective sample size {self.effective_size:,.0f}, nested R-hat {self.rhat:.3f}"
+        return f" ({size}){modes}"
 
 
 # --- a posterior that is the draws of chains: all coordinates in the pool, draws in one mode weigh the same ---

@@ -357,7 +357,7 @@ def _directions(fits: ManyGaussians, predictors: Indices) -> Array:
 # --- weighted pairs of hyperparameters and latent variables: some values of the first, draws of the second at each ---
 #
 # Each value has a Gaussian of its own; a pair has the weight w = p(y, x, theta) / (g(theta) q(x | theta)). Where these
-# are even, the pairs are the posterior up to simulation error. Where they vary too much given theta, those of theta
+# are even, the pairs are the posterior up to Monte Carlo error. Where they vary too much given theta, those of theta
 # alone are taken, by the ELBO of each Gaussian and what it lacks, and the pairs are those of q.
 
 #: Part of the draws at a value of the hyperparameters above which these are those of a mode.

@@ -26,6 +26,7 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.importance import pareto_khat
 from pymc_ngvi.core.messages import listed, warn
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import (
     DRAWS,
     HELD,
@@ -716,11 +717,14 @@ class NGVIApproximation(Approximation):
             gaussian._follow(session)
             return self, (*session.undone, *anew)
 
-        with SoFar[Self]() as so_far:
+        with (
+            task("Gaussian fit", enabled=progressbar, theme=progressbar_theme, has_numbers=True),
+            SoFar[Self]() as so_far,
+        ):
             so_far.is_now(now)
             if isinstance(session := gaussian._session, Snapshot):
                 session = gaussian._session = session.session(gaussian.density, gaussian._state)
-            session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+            session.refine(n, tol=tol, max_draws=max_draws)
             gaussian._follow(session)
             so_far.is_now(lambda: (self, anew))
             so_far.result = self if self._next_step is None else self._next_step.again(self)
@@ -950,7 +954,7 @@ class NGVIApproximation(Approximation):
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is the posterior up to simulation error, rather than a Gaussian or another q: `checks`."""
+        """Whether this is the posterior up to Monte Carlo error, rather than a Gaussian or another q: `checks`."""
         return isinstance(self._state, PoolState) and self.checks.is_exact
 
     @property

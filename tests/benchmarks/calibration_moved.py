@@ -270,7 +270,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--datasets", type=int, choices=range(MAX_DATASETS + 1), default=200, metavar="N", help="0: only the tables"
     )
-    parser.add_argument("--out", type=Path, default=docs / "benchmarks" / "calibration_moved.csv")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "calibration_moved.csv")
     parser.add_argument("--table", type=Path, default=docs / "calibration.md", help="page with marks, or a new file")
     return parser.parse_args(arguments)
 

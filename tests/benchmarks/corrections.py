@@ -204,7 +204,7 @@ def _worker_command(name: str, options: argparse.Namespace) -> list[str]:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs" / "benchmarks"
+    folder = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -212,8 +212,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="run the seeds 1 to this; 0: only the tables")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--references", type=Path, help="folder of models.py and NUTS moments")
-    parser.add_argument("--out", type=Path, default=docs / "corrections.csv")
-    parser.add_argument("--table", type=Path, default=docs / "corrections.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=folder / "corrections.csv")
+    parser.add_argument("--table", type=Path, default=folder / "corrections.md", help="page with marks, or a new file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

@@ -31,7 +31,7 @@ from pages import measured_on, table, write_between_marks
 
 import pymc_ngvi
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "predictions.md"
+PAGE = Path(__file__).parent / "results" / "predictions.md"
 N_DRAWS = 1_000
 
 

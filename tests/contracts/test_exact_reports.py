@@ -185,18 +185,13 @@ def test_summaries_state_the_effective_size(name):
     approx = fitted(name)
     text = " ".join(str(approx.summary(draws=1_000)).split())
     size = f"{approx._state.effective_size:,.0f}"
-    assert f"Exact up to simulation error (effective sample size {size})" in text
-    assert "From 1,000 draws with an effective sample size of 1,000: the Monte Carlo error of a mean is 0.032" in text
+    assert f"Exact up to Monte Carlo error (effective sample size {size})" in text
+    assert "Monte Carlo error of a mean: 0.032 of its sd (1,000 draws)." in text
     assert "mu" in text
     most = approx._distribution.effective(40_000)
     assert most < 16_000
     assert _error_sentence(approx._posterior, 40_000) == (
-        f"From 40,000 draws with an effective sample size of {most:,.0f}: the Monte Carlo error of a mean is "
-        f"{1 / np.sqrt(most):.2g} of its sd."
-    )
-    assert (
-        _error_sentence(approx.gaussian._posterior, 100)
-        == "From 100 draws: the Monte Carlo error of a mean is 0.1 of its sd."
+        f"Monte Carlo error of a mean: {1 / np.sqrt(most):.2g} of its sd (40,000 draws, worth {most:,.0f})."
     )
 
 
@@ -207,8 +202,8 @@ def test_words():
         f"NGVIApproximation(exact posterior with an effective sample size of {size}, n_dim=10"
     )
     card = approx._repr_html_()
-    assert "<b>Gaussian fit converged</b> · exact posterior, 10 free parameters" in card
-    assert f"Exact up to simulation error (effective sample size {size})" in card
+    assert "exact posterior, 10 free parameters" in card
+    assert f"Exact up to Monte Carlo error (effective sample size {size})" in card
     assert "full family" in approx.gaussian._repr_html_()
     assert str(approx.structure) == str(approx.gaussian.structure)
     assert "8 independent blocks" in str(approx.structure)

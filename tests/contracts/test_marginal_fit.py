@@ -75,7 +75,7 @@ def test_a_glmm_against_brute_force(fitted, truth, centred, seed):
     approx = fitted(centred, seed)
     assert approx.is_exact
     assert approx.record.is_exact
-    assert approx.record.posterior.startswith("Exact up to simulation error (effective sample size")
+    assert approx.record.posterior.startswith("Exact up to Monte Carlo error (effective sample size")
     draws = flat(approx)
     em, es = (draws.mean(axis=0) - truth.mean) / truth.sd, draws.std(axis=0) / truth.sd - 1.0
     np.testing.assert_allclose(em[:2], 0.0, atol=0.05)

@@ -229,7 +229,7 @@ def test_new_levels_with_many_rows_are_told_of_or_right(fit):
 def test_what_it_prints(fit):
     updated = fit.update({"index": [0, 1], "y": [0.1, 0.2]})
     text = " ".join(str(updated.summary(1_000)).split())
-    assert text.startswith("Posterior with 2 new rows. Exact up to simulation error (Pareto k-hat of the weights")
+    assert text.startswith("Posterior with 2 new rows. Exact up to Monte Carlo error (effective sample size")
     assert "tau" in text
     assert "a[s0]" not in text
     assert "a[s0]" in str(updated.summary(1_000, group_effects=True))

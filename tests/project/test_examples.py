@@ -46,7 +46,7 @@ def test_it_prints_how_the_fit_went(epilepsy):
     [line] = [line for line in out.splitlines() if line.startswith("Gaussian fit converged")]
     assert "ELBO -685.57" in line
     assert "59 independent blocks of size 2" in " ".join(out.split())
-    assert "Exact up to simulation error" in " ".join(out.split())
+    assert "Exact up to Monte Carlo error" in " ".join(out.split())
     assert str(folder / "epilepsy.png") in out
     assert (folder / "epilepsy.png").stat().st_size > 50_000  # a blank figure of this size takes about 10 kB
     assert "treatment" in out, "a table of the estimates"

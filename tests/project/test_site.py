@@ -59,7 +59,7 @@ def test_lines_fit_the_column(kind, selector):
     style = read(DOCS / "_static" / "site.css")
     sized = rf"^\.bd-article {re.escape(selector)}[^{{}}]*{{[^}}]*100cqi / ([\d.]+)"
     width = (float(re.search(sized, style, flags=re.MULTILINE)[1]) - 2.0) / 0.602
-    prose = {"citing", "benchmarks/networks"}  # wraps
+    prose = {"citing"}  # wraps
     for name in PAGES.keys() - prose:
         found = re.findall(rf"^```{kind}\n(.*?)^```$", read(PAGES[name]), flags=re.MULTILINE | re.DOTALL)
         longest = max((line for block in found for line in block.splitlines()), key=len, default="")
