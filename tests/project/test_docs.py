@@ -166,7 +166,7 @@ def test_options_in_a_text_exist(path):
     ]
     calls = [call for block in blocks(text) for call in re.findall(r"pm\.fit\((.*?)\)\n", block, flags=re.S)]
     in_calls = [name for call in calls for name in re.findall(r"(\w+)=", call)]
-    elsewhere = {"method", "total_size", "inference_method", "centered", "noncentered"}
+    elsewhere = {"method", "total_size", "inference_method", "include_response_params", "centered", "noncentered"}
     assert set(inline + in_calls) <= OPTIONS | OF_METHODS | elsewhere
     without_bambi = re.sub(r"bmb\.Model\(.*\)", "", text)  # its family is that of the likelihood
     for axis, value in re.findall(r'\b(family|update|estimator|step)="(\w+)"', without_bambi):
