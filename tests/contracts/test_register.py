@@ -232,13 +232,6 @@ def test_instance_honours_seed_and_start(seed):
     np.testing.assert_allclose(at_start.mean_flat, np.log(3.0), rtol=1e-12)
 
 
-def test_instance_keeps_what_is_not_given():
-    inference = NGVI(skewed_model(), start={"rate": 3.0}, start_sigma=0.25)
-    approx = pm.fit(0, method=inference, random_seed=None, start=None, start_sigma=None, **QUIET)
-    np.testing.assert_allclose(approx.mean_flat, np.log(3.0), rtol=1e-12)
-    np.testing.assert_allclose(approx.sd_flat, 0.25, rtol=1e-12)
-
-
 # --- options given twice ----------------------------------------------------------------------------------------------
 
 START = {"x": np.array([3.0, 4.0])}
