@@ -25,7 +25,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, GaussianState, HasGradient, Indices
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, beyond_reach, few_draws, heavy_tail
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.pooled import AllDrawn, Pool, PoolState
+from pymc_ngvi.marginal.pooled import N_PARTS, AllDrawn, Pool, PoolState, evenly_picked
 from pymc_ngvi.moves.chains import (
     MOST_ERROR,
     Basins,
@@ -229,6 +229,14 @@ class MovedDraws(AllDrawn):
     def modes(self) -> Indices:
         """Which mode each chain is in, (n_chains,)."""
         return np.repeat(np.arange(self.checks.n_modes), self.x.shape[1] // self.checks.n_modes)
+
+    def draw(self, n: int, rng: np.random.Generator, *, in_chains: bool = True) -> Array:
+        """Return ``n`` draws of equal weight, in random order or one chain after the other, as they were moved."""
+        if not in_chains:
+            return super().draw(n, rng, in_chains=False)
+        chains = np.argsort(np.arange(self.x.shape[1]) % N_PARTS, kind="stable")  # each part has chains of all modes
+        rows = evenly_picked(np.repeat(self.of_chains[chains], len(self.x)), n, rng.random())
+        return self.x.swapaxes(0, 1)[chains].reshape(-1, self.n_dim)[rows]
 
     # --- files ---
 

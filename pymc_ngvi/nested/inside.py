@@ -453,19 +453,6 @@ class WeightedPairs(WeightedValues, LatentPairs):
         first, second = np.divmod(rows, self.log_ratio.shape[1])
         return first, second
 
-    def log_weights_of(self, g: Array, latents: Array) -> Array:
-        """Return the logarithms of the weights of some of the pairs, (n_pairs,); NaN for what is none of them."""
-        place: dict[bytes, list[int]] = {}
-        for i, row in enumerate(np.ascontiguousarray(self.g)):
-            place.setdefault(row.tobytes(), []).append(i)
-        result = np.full(len(g), np.nan)
-        for i, row in enumerate(np.ascontiguousarray(g)):
-            for first in place.get(row.tobytes(), []):
-                is_same = (self.latents[first] == latents[i]).all(axis=1)
-                if is_same.any():
-                    result[i] = np.log(self.of_pairs[first, int(np.argmax(is_same))])
-        return result
-
     def moments(self) -> tuple[Array, Array]:
         """Return means and standard deviations of the latent variables, (d,) each."""
         weights, latents = self.of_pairs.ravel(), self.latents.reshape(len(self), -1)

@@ -302,10 +302,6 @@ class Latents(PoolState):
         """Return the error of log m."""
         return 0.0, self.checks.error
 
-    def weight_of(self, theta: Array) -> Array:
-        """Return the log weights of pairs, (n_draws,); NaN for what is none of these draws."""
-        return self.pairs.log_weights_of(theta[:, self.globals_], theta[:, self.locals_])
-
     # --- draws and moments ---
 
     def pick(self, pool: Pool, order: Indices, uniform: list[Array]) -> tuple[Indices, Array]:

@@ -34,6 +34,7 @@ from pymc_ngvi.core.importance import (
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import N_NAMED, logger, percent
 from pymc_ngvi.core.prices import fit_seconds, in_words
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import (
     AT_ONCE,
     HELD,
@@ -53,8 +54,8 @@ from pymc_ngvi.density.constrain import Functionals, functionals_of
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, FullState, Traits, name_of, traits_of
 from pymc_ngvi.fitting.modes import ModeSearch
-from pymc_ngvi.fitting.progress import announced, few_threads
 from pymc_ngvi.fitting.record import LOG_OUTSIDE, MOSTLY, MUCH, N_DRAWS, FitRecord, OtherMode, of_modes
+from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.graphs.layout import Variable
 from pymc_ngvi.moves.chains import ChainCoordinates, PhasePoints, phase_points_at, trajectory
 from pymc_ngvi.posteriors.kinds import KINDS, if_available
@@ -241,7 +242,7 @@ def critical(n: int) -> float:
 #: Part of an error that moved draws show at least, less chance: mostly, it is half.
 _SHOWN = 0.25
 #: Drifts from which on q is not reliable: errors of 0.15 standard deviations in means, 12 % in standard deviations and
-#: 0.2 in limits are seen in nine of ten cases (docs/benchmarks/verdict_power.md).
+#: 0.2 in limits are seen in nine of ten cases (tests/benchmarks/results/verdict_power.md).
 LIMITS = {"mean": 0.11, "sd": 0.09, **dict.fromkeys(LEVELS, 0.15)}
 
 
@@ -1315,7 +1316,7 @@ def log_ratio_of(posterior: Posterior, draws: int | None, rng: np.random.Generat
         return of_pool
     if rng is not None:
         n = N_WEIGHED if draws is None else check_draws(draws)
-        with announced("Importance weights", n * costs_of(posterior).weight):
+        with task("Importance weights", seconds=n * costs_of(posterior).weight):
             return weighed(posterior, n, rng)
     n = n_own(posterior) if draws is None else draws
     if posterior.log_ratio is None or len(posterior.log_ratio) < n:
@@ -1483,7 +1484,8 @@ def diagnose(
     if budget.cut:
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
     costs = costs_of(posterior)
-    with announced("Judging q", budget.n_weights * costs.weight + budget.n_gradients * costs.gradient):
+    takes = budget.n_weights * costs.weight + budget.n_gradients * costs.gradient
+    with task("Checking the approximation", seconds=takes):
         again = copy.deepcopy(of_weights)
         weights, elbo, ratio = _weights_of(posterior, budget, of_weights, is_of_fit=is_of_fit)
         often = _TRAJECTORIES ** (2 if thorough else 1)

@@ -3,8 +3,6 @@
 import dataclasses
 import re
 
-from pathlib import Path
-
 import numpy as np
 import pymc as pm
 import pytest
@@ -14,7 +12,6 @@ from gaussian import MEANS, SDS, SEEDS, fit, gaussian_model
 from mixture_posteriors import eight_schools
 from mixture_targets import target
 from numpy.testing import assert_allclose
-from texts import run
 
 import pymc_ngvi
 
@@ -331,7 +328,3 @@ def test_fits_to_minibatches_are_not_judged():
         assert np.isnan(diagnosis.by_coordinate["mean_drift"]).all()
         assert "mu" in str(diagnosis)
         assert set(diagnosis.to_dataset().data_vars) == {"mu"}
-
-
-def test_the_examples_of_the_page_run():
-    run((Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text(encoding="utf-8"))

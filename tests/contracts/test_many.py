@@ -353,7 +353,7 @@ def test_draws_are_written_where_they_are_wanted(tmp_path):
     files = sorted((tmp_path / "draws").iterdir())
     assert [file.name for file in files] == ["fit_000000.nc", "fit_000001.nc"]
     with xr.open_datatree(files[1]) as tree:
-        assert tree.posterior.sizes["draw"] == 50
+        assert tree.posterior["mu"].shape == (4, 13)
         assert abs(float(tree.posterior["mu"].mean() - many.dataset.mu.sel(fit=1, statistic="mean"))) < 0.5
 
 

@@ -63,7 +63,7 @@ def fitted(models):
 
 def flat(approx, draws=4_000, seed=3):
     """Return mu, log sd and effects of draws, (n, 2 + n_groups)."""
-    posterior = approx.sample(draws, random_seed=seed).posterior.dataset
+    posterior = approx.sample(draws, chains=1, random_seed=seed).posterior.dataset
     columns = [posterior["mu"].values[0], np.log(posterior["sd"].values[0])]
     return np.column_stack([*columns, posterior["b"].values[0]])
 

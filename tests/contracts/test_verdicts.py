@@ -165,7 +165,7 @@ def test_draws_evaluate_no_density(easy, monkeypatch):
 
     for name in ("log_p", "log_q"):
         monkeypatch.setattr(type(easy), name, refuse)
-    assert easy.sample(20, random_seed=1)["posterior"].sizes["draw"] == 20
+    assert easy.sample(20, random_seed=1)["posterior"].sizes["draw"] == 5
 
 
 def evaluations(approx, monkeypatch, seconds):

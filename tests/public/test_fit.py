@@ -123,7 +123,7 @@ def test_no_iterations_give_the_start(recwarn):
     assert not approx.converged
     assert (approx.n_iterations, len(approx.hist), len(approx.gap_hist)) == (0, 0, 0)
     assert np.isfinite(approx.elbo.value)
-    assert approx.sample(10).posterior["loc"].shape == (1, 10, 2)
+    assert approx.sample(10).posterior["loc"].shape == (4, 3, 2)
     assert not recwarn.list
 
 
@@ -387,7 +387,7 @@ def test_approximation_before_the_first_fit():
     assert inference.approx is prepared
     np.testing.assert_allclose(prepared.mean_flat[0], np.log(2.0), rtol=1e-12)
     np.testing.assert_array_equal(prepared.sd_flat, 0.5)
-    assert prepared.sample(3).posterior["loc"].shape == (1, 3, 2)
+    assert prepared.sample(3).posterior["loc"].shape == (4, 1, 2)
     assert prepared.record is None
     assert inference.fit(include_transformed=True, **QUIET) is prepared
     assert prepared.converged
