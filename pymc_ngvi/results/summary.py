@@ -445,7 +445,7 @@ def summary_of_draws(
     shown, where = planned.arranged(in_numbers(tree["posterior"].to_dataset()))
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
-    notes = (*planned.notes, _error_sentence(posterior, draws), *_thin_tails(posterior), *_heavy_tails(shown))
+    notes = (*planned.notes, *_heavy_tails(shown), _error_sentence(posterior, draws), *_thin_tails(posterior))
     return Summary((), table, None, sections, notes, by_sd)
 
 
@@ -475,8 +475,8 @@ def _thin_tails(posterior: Posterior) -> list[str]:
     state, label = posterior.distribution.q, posterior.layout.label
     errors = state.sd_errors if isinstance(state, PoolState) else np.empty(0)
     worst = [i for i in np.argsort(-errors)[:N_NAMED] if errors[i] > SLIGHT]
-    known = ", ".join(f"of `{label(int(state.globals_[i]))}` within {percent(errors[i])}" for i in worst)
-    return [f"Few draws are in thin tails: the standard deviation is known {known} only."] if worst else []
+    known = ", ".join(f"`{label(int(state.globals_[i]))}` to within {percent(errors[i])}" for i in worst)
+    return [f"Standard deviations that few draws decide are known only roughly: {known}."] if worst else []
 
 
 def _heavy_tails(shown: xr.Dataset) -> list[str]:
@@ -492,8 +492,8 @@ def _heavy_tails(shown: xr.Dataset) -> list[str]:
             is_tail = np.isfinite(tails).sum(axis=0) > tail_length(len(tails))
             khats = [smoothed_tail(tail)[1] for tail in tails[:, is_tail].T]
             heavy += [name] * bool(max(khats, default=0.0) > MOST_KHAT)
-    said = f"The mean and the sd of {listed(heavy, '`{}`', N_NAMED)} are those of a few extreme draws"
-    return [f"{said}, and may not exist. Look at quantiles."] if heavy else []
+    said = f"{listed(heavy, '`{}`', N_NAMED)} may have no mean: a few extreme draws decide the mean and the sd shown"
+    return [f"{said}. Use quantiles."] if heavy else []
 
 
 # --- how much a posterior depends on its priors, and on the data ---
