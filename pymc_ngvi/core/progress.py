@@ -41,13 +41,14 @@ class Display(Live):
         #: Returns texts by their headers, which are as wide as any text.
         self.numbers: Callable[[], dict[str, str]] | None = None
         self.has_numbers, self._began, self._spinner = has_numbers, time.monotonic(), Spinner("dots")
-        theme = theme or default_progress_theme
-        console = Console(theme=theme)
+        self._theme = theme or default_progress_theme
+        console = Console(theme=self._theme)
         self._in_notebook = console.is_jupyter
-        if self._in_notebook:
-            console = Console(theme=theme, file=io.StringIO(), record=True, force_jupyter=False, force_terminal=False)
-        is_seen = self._in_notebook or console.is_interactive
+        is_seen, console = self._in_notebook or console.is_interactive, self._text() if self._in_notebook else console
         super().__init__(console=console, auto_refresh=is_seen, transient=self._in_notebook)
+
+    def _text(self) -> Console:
+        return Console(theme=self._theme, file=io.StringIO(), record=True, force_jupyter=False, force_terminal=False)
 
     def start(self, refresh: bool = False) -> None:
         """Begin, with the log above the lines: Rich redirects the stream that its handlers have taken."""
@@ -71,10 +72,10 @@ class Display(Live):
         from IPython.display import display
 
         with self._lock:
-            self.console.file = io.StringIO()
-            self.console.print(self.get_renderable(), end="")
-            text = self.console.export_text(clear=False)
-            content = {"text/plain": text, "text/html": self.console.export_html(inline_styles=True, code_format=_HTML)}
+            console = self._text()
+            console.print(self.get_renderable(), end="")
+            text = console.export_text(clear=False)
+            content = {"text/plain": text, "text/html": console.export_html(inline_styles=True, code_format=_HTML)}
             if self._output is not None:
                 self._output.update(content, raw=True)
             elif text:
