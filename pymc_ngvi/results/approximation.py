@@ -748,6 +748,7 @@ class NGVIApproximation(Approximation):
 
     # --- diagnosis ---
 
+    @task("Importance weights")
     def khat(self, draws: int | None = None, random_seed: Seed = None) -> float:
         """Return the Pareto k-hat of the importance weights: the shape of their tail.
 
