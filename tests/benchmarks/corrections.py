@@ -119,7 +119,7 @@ def assess(approx: Any, model: pm.Model, reference: Reference, draws: int, seed:
             warnings.simplefilter("ignore")  # what they say is in the row
             found = approx.corrected(draws, random_seed=WEIGHTS_SEED + seed)
             tree = approx.sample(
-                RESAMPLED, importance="psir", random_seed=RESAMPLED_SEED + seed, include_transformed=True
+                RESAMPLED, chains=1, importance="psir", random_seed=RESAMPLED_SEED + seed, include_transformed=True
             )
     except ValueError as refusal:
         found = re.search(r"k-hat is (\S+),", str(refusal))

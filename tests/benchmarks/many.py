@@ -234,7 +234,7 @@ def beside_alone(build: Callable[[], Simulated]) -> Callable[[int], Row]:
                 start = time.process_time()
                 approx = inference.fit(progressbar=False)
                 alone.append(time.process_time() - start)
-                draws = approx.sample(N_DRAWS, random_seed=seed).posterior
+                draws = approx.sample(N_DRAWS, chains=1, random_seed=seed).posterior
                 tables.append({name: _figures(draws[name].values[0]) for name in draws})
             is_reliable = approx.checks is not None and approx.checks.is_reliable
             n_alike += is_reliable == (found.about("verdict")[k] not in ("not reliable", "not judged"))

@@ -129,7 +129,8 @@ def errors_of(draws: Any, moments: Moments | None) -> dict[str, Any]:
         return {}
     means, sds, names = [], [], []
     for name, (mean, sd) in moments.items():
-        values = np.asarray(draws[name])[0].reshape(draws.sizes["draw"], -1)
+        values = np.concatenate(np.asarray(draws[name]))
+        values = values.reshape(len(values), -1)
         means.append((values.mean(axis=0) - np.ravel(mean)) / np.ravel(sd))
         sds.append(values.std(axis=0) / np.ravel(sd) - 1.0)
         names += [name] * values.shape[1]

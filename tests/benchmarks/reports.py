@@ -164,8 +164,8 @@ def _predict(approx: Any, problem: Problem, known: Known) -> tuple[dict[str, Any
         "predictions"
     ]
     size = min(float(approx.sample(N_DRAWS)["posterior"].attrs.get("effective_sample_size", N_DRAWS)), N_DRAWS)
-    off = moments_off(tree["eta"].to_numpy()[0], size, known.predictors)
-    y = tree["y"].to_numpy()[0]
+    off = moments_off(np.concatenate(tree["eta"].to_numpy()), size, known.predictors)
+    y = np.concatenate(tree["y"].to_numpy())
     y = y if y.ndim == 2 else y[..., 0]
     found = np.mean(y[..., None] <= problem.thresholds, axis=0)
     right, of_right = known.shares

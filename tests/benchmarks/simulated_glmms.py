@@ -97,7 +97,7 @@ def _ours(design: Design, number: int) -> dict[str, object]:
     try:
         with model:
             approx = pm.fit(method="ngvi", random_seed=SEED, progressbar=False)
-        posterior = approx.sample(N_DRAWS, random_seed=SEED)["posterior"]
+        posterior = approx.sample(N_DRAWS, chains=1, random_seed=SEED)["posterior"]
     except Exception as error:
         return {"status": f"error: {first_line(error)}"}
     columns = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}

@@ -3,6 +3,7 @@
 ``make wheel`` runs it: ``python tests/packaging/check.py dist``, on a wheel that was built of the checkout.
 """
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SMOKE = Path(__file__).with_name("smoke.py")
 #: Files that the build adds to the source distribution. Where there is no git to list the others: some of them, and
 #: parts of paths that should not be there.
@@ -83,7 +85,7 @@ def check_sdist(sdist: Path, expected: set[str]) -> bytes:
 
 
 def check_metadata(raw: bytes) -> None:
-    """They should be valid, and say what pyproject.toml does; the description is the README."""
+    """They should be valid, and say what pyproject.toml does; the description is the README with absolute links."""
     found = Metadata.from_email(raw)  # raises where a field is not valid
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
@@ -99,10 +101,12 @@ def check_metadata(raw: bytes) -> None:
         "classifiers": project["classifiers"],
         "provides_extra": sorted(extras),
         "project_urls": project.get("urls", {}),
-        "description": (ROOT / project["readme"]).read_text(encoding="utf-8"),
         "description_content_type": "text/markdown",
     }
     wrong = [name for name, value in expected.items() if (getattr(found, name) or type(value)()) != value]
+    shown, base = found.description or "", f"{project['urls']['Repository']}/(?:raw|blob)/{project['version']}/"
+    if re.sub(rf"\]\({base}", "](", shown) != README or re.search(r"\]\((?!https:|#)", shown):
+        wrong.append("description")
     if sorted(map(str, found.requires_dist or [])) != requirements:
         wrong.append("requires_dist")
     if wrong:
