@@ -26,7 +26,7 @@ project_copyright = author
 version = release = pymc_ngvi.__version__
 
 extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_copybutton"]
-exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+exclude_patterns = ["_build", "paper", "**.ipynb_checkpoints"]
 # Pages that scripts write have their headings from there.
 suppress_warnings = ["myst.header"]
 

@@ -19,8 +19,8 @@ from pymc_ngvi.fitting.options import AXES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-#: Folders that the build makes.
-MADE = ("_build", "_static", "examples")
+#: Folders that the build makes or leaves out.
+MADE = ("_build", "_static", "examples", "paper")
 PAGES = {
     path.relative_to(DOCS).with_suffix("").as_posix(): path
     for path in DOCS.rglob("*.md")
