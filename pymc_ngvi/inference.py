@@ -19,6 +19,7 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.linalg import TINY
 from pymc_ngvi.core.messages import logger
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
@@ -41,9 +42,9 @@ from pymc_ngvi.fitting.options import (
     takes,
 )
 from pymc_ngvi.fitting.problem import Problem, problem_of
-from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
 from pymc_ngvi.fitting.record import SoFar, or_the_first, report_outcome
 from pymc_ngvi.fitting.session import Earlier, FitSession, Observer, first_state
+from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.choice import Candidates, Choice, check_wanted
@@ -104,7 +105,7 @@ def density_of(
         try:
             density = last.again(backend, compile_kwargs)
         except CannotReuse as reason:
-            logger.info(f"The functions of the model are built anew: {reason}.")
+            logger.debug(f"The functions of the model are built anew: {reason}.")
     density = density or LogDensity(model, backend, compile_kwargs, factors=factors)
     if factors is None:  # others are not those of the model
         _BUILT[id(model)] = density
@@ -190,7 +191,7 @@ class NGVI(Inference):
         Bernoulli and Normal likelihoods with canonical links. "noncentred": those of the prior. q
         is then no Gaussian on the unconstrained scale, but its density is exact.
     posterior : {"auto", "gaussian", "exact", "nested", "moved"}, default "auto"
-        What is returned. "gaussian": the fit. "exact": the posterior up to simulation error. For this, parameters in
+        What is returned. "gaussian": the fit. "exact": the posterior up to Monte Carlo error. For this, parameters in
         small blocks that are independent given the others, such as the effects of a group, are integrated by quadrature
         after the Gaussian fit. The others, up to 100, are sampled by importance. In a model without such blocks, all
         parameters are sampled so, up to 15, or 60 of a regression. "nested": of a latent Gaussian model, such as a
@@ -359,7 +360,10 @@ class NGVI(Inference):
             raise TypeError(f"{next(iter(unknown))} is an option of NGVI(...), not of its fit: give it there.")
         n, callbacks = check_n(n), check_callbacks(callbacks)
         clock = time.perf_counter()
-        with SoFar[NGVIApproximation]() as so_far:
+        with (
+            task("Choosing the posterior", enabled=progressbar, theme=progressbar_theme, has_numbers=True),
+            SoFar[NGVIApproximation]() as so_far,
+        ):
             problem = self._problem(backend, compile_kwargs)
             density, seed = problem.density, self._seed()
             self._next_seed = seed
@@ -368,17 +372,14 @@ class NGVI(Inference):
             for pilot in dict.fromkeys((None if self._is_searched else self._pilot_for(density), None)):
                 candidates = Candidates(
                     choice, density, NGVIApproximation, options=self._options, so_far=so_far,
-                    include_transformed=include_transformed, progressbar=progressbar, pilot=pilot,
+                    include_transformed=include_transformed, pilot=pilot,
                 )  # fmt: skip
                 if has_come := bool(is_free and candidates.come_first()):
                     break
             if not has_come:
                 left = None if choice.max_seconds is None else max(candidates.left, TINY)
                 self._options = replace(self._options, max_seconds=left)
-                with (
-                    or_the_first(candidates.errors), FitProgress(progressbar, progressbar_theme) as progress,
-                    few_threads(density), watching(density, progress),
-                ):  # fmt: skip
+                with or_the_first(candidates.errors), few_threads(density):
                     approx, problem, rule, q, seed = self._start(problem, include_transformed)
                     is_unsearched = self._pilot_for(density) is not None and not self._is_searched
                     search = None if is_unsearched else ModeSearch.of(problem, self._options, seed)
@@ -387,8 +388,8 @@ class NGVI(Inference):
                         observer=observer_of(approx, callbacks), search=search,
                     )  # fmt: skip
                     self._result, self._prepared, self._next_seed = approx, None, None
-                    candidates.fit(session, approx, n, progress, may_pause=not callbacks)
-                candidates.after_fit(n, progressbar_theme)
+                    candidates.fit(session, approx, n, may_pause=not callbacks)
+                candidates.after_fit(n)
             so_far.result = candidates.result()
         fitted, self._result = self._result, so_far.result
         assert self._result.record is not None

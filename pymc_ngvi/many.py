@@ -26,18 +26,9 @@ import pymc as pm
 import xarray as xr
 
 from numpy.typing import ArrayLike
-from pymc.progress_bar import default_progress_theme
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from pymc_ngvi.core.messages import checked_names, listed, logger, percent, shortened, warn
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import MANY, N_PREDICTED, Seed, check_draws, seed_of
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError
 from pymc_ngvi.core.types import AnyArray, Array
@@ -47,8 +38,8 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import DataSnapshot, Simulated, data_in, quoted, simulate, with_data_for, without_casts
 from pymc_ngvi.density.shards import BrokenExecutorError, Cluster, Lost, client_of
 from pymc_ngvi.fitting.options import joined_parameters, sign, split_options
-from pymc_ngvi.fitting.progress import ONE_THREAD, SharedContext, console_for
 from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.fitting.threads import ONE_THREAD, SharedContext
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.distributions import constrained_dataset, element_names
@@ -518,31 +509,6 @@ def _row(index: int, case: bytes) -> Row:
     return _KIT[0].row(index, case)
 
 
-# --- the progress of many fits: how many are done, how many failed, and the time that is left ---
-
-
-def shown(rows: Iterable[Row], total: int | None, enabled: bool) -> Iterator[Row]:
-    """Hand rows on, and show how many there were."""
-    columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
-    columns += (
-        [BarColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()]
-        if total
-        else [TimeElapsedColumn()]
-    )
-    console, in_text = console_for(default_progress_theme)
-    with Progress(*columns, console=console, disable=not enabled or in_text) as progress:
-        task, failed = progress.add_task(_words(0, total, 0), total=total), 0
-        for done, row in enumerate(rows, 1):
-            failed += bool(row.error)
-            progress.update(task, completed=done, description=_words(done, total, failed))
-            yield row
-
-
-def _words(done: int, total: int | None, failed: int) -> str:
-    of = "" if total is None else f" of {total:,}"
-    return f"{done:,}{of} fits" + (f", {failed:,} failed" if failed else "")
-
-
 # --- what is said of fits that were not searched for other modes, by those that were ---
 
 
@@ -607,11 +573,14 @@ def fitted_rows(
     Those that are done are returned after an interrupt from the keyboard, where the data can't be read on, and where a
     cluster is gone. There are warnings of this, of what failed, and of other modes that were found in some.
     """
-    rows: list[Row] = []
+    rows, failed = list[Row](), 0
     with DataSnapshot(fitter.asked.slots.model).restored():
         try:
-            for row in shown(_fits(fitter, _read(cases), place), total, progressbar):
-                rows.append(row)
+            with task("Fits", total, enabled=progressbar) as fits:
+                for row in _fits(fitter, _read(cases), place):
+                    rows.append(row)
+                    failed += bool(row.error)
+                    fits.completed, fits.description = len(rows), f"Fits ({failed:,} failed)" if failed else "Fits"
         except KeyboardInterrupt:
             if not rows:
                 raise
@@ -620,19 +589,19 @@ def fitted_rows(
             if not rows:
                 raise error.__cause__ or error from None
             warn(f"{error} {_kept(rows, total)}")
-    if failed := [row for row in rows if row.error]:
-        which = listed(sorted(row.index for row in failed))
-        reason = f"The reason of fit {failed[0].index}: {failed[0].error}"
-        if len(failed) == len(rows):
+    if without := [row for row in rows if row.error]:
+        which = listed(sorted(row.index for row in without))
+        reason = f"The reason of fit {without[0].index}: {without[0].error}"
+        if len(without) == len(rows):
             raise ValueError(f"All {len(rows):,} fits failed. {reason}")
-        warn(f"{len(failed):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
+        warn(f"{len(without):,} of {len(rows):,} fits failed ({which}): the table has each reason as `error`. {reason}")
     if of_modes := judge_unsearched(rows):
         warn(of_modes)
     return rows
 
 
 def _kept(rows: Sequence[Row], total: int | None) -> str:
-    return f"{_words(len(rows), total, 0)} were done, which are kept."
+    return f"{len(rows):,}{'' if total is None else f' of {total:,}'} fits were done, which are kept."
 
 
 def _read(cases: Iterable[Case]) -> Iterator[tuple[int, Case]]:

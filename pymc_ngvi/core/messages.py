@@ -1,5 +1,6 @@
 """What can't be had for a model or a fit, and why: a code and a sentence; and what messages share."""
 
+import contextlib
 import logging
 import os
 import re
@@ -14,8 +15,11 @@ import pymc.variational
 # --- what messages share: suggestions for names, values cut short, and whose line of code a warning points at ---
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-#: Warnings point at the first caller outside these folders.
-OURS = tuple(os.path.join(folder, "") for folder in (_PACKAGE, os.path.dirname(pymc.variational.__file__)))
+#: Warnings point at the first caller outside these folders, and the file of decorators.
+OURS = (
+    *(os.path.join(folder, "") for folder in (_PACKAGE, os.path.dirname(pymc.variational.__file__))),
+    contextlib.__file__,
+)
 
 #: A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")

@@ -2,7 +2,7 @@
 
 import math
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -256,13 +256,6 @@ class Functionals:
         if group.name == PREDICTORS and self.of_predictors is not None:
             return self.of_predictors(theta)
         return group.columns(values[group.name])
-
-    def kind_of(self, columns: Iterable[int]) -> str:
-        """Return what some columns are of."""
-        names = {self.where(int(column))[0].name for column in columns}
-        if PREDICTORS not in names:
-            return "Deterministics"
-        return PREDICTORS if len(names) == 1 else f"Deterministics and {PREDICTORS}"
 
     def of_elements(self) -> str:
         """Return how many there are, in words."""

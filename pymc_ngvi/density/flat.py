@@ -18,6 +18,7 @@ from pytensor.scan.op import Scan
 
 from pymc_ngvi.core.messages import Refused
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.info import Minibatches
@@ -179,7 +180,8 @@ class Functions:
         """Count the time of what is built inside."""
         start = time.perf_counter()
         try:
-            yield
+            with task("Compiling"):
+                yield
         finally:
             self.seconds += time.perf_counter() - start
 

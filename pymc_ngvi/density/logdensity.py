@@ -17,6 +17,7 @@ from pymc_ngvi.core import prices
 from pymc_ngvi.core.memory import keep_freed_memory
 from pymc_ngvi.core.messages import Refused
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import STREAMED
 from pymc_ngvi.core.sparsity import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import AnyArray, Array, CountedElsewhere, Expectation, Indices, MeanHessian, RowRules, Spread
@@ -447,6 +448,7 @@ class LogDensity(ModelDensity):
     (1, 3)
     """
 
+    @task("Reading the model")
     def __init__(
         self,
         model: pm.Model,

@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from pymc_ngvi.core.messages import RowsGivenUp, logger, shortened
 from pymc_ngvi.core.pattern import Pattern, is_dense
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import (
     AnyArray,
@@ -807,7 +808,6 @@ def _listed(values: Array) -> str:
 #: Of shards that no executor evaluates.
 _HERE = "in this process"
 #: Is told how many shards are done, and how many there are.
-type Watch = Callable[[int, int], object]
 
 
 class Shards:
@@ -894,7 +894,6 @@ class Shards:
         weakref.finalize(self, forget, self._recipe.name)
         self.use(executor)
         self.n_passes = 0
-        self._watch: Watch | None = None
 
     def __repr__(self) -> str:
         """Return the number of shards and where they are evaluated."""
@@ -902,7 +901,7 @@ class Shards:
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: an executor can't be."""
-        return {**self.__dict__, "_where": _HERE, "_engine": in_process, "_watch": None}
+        return {**self.__dict__, "_where": _HERE, "_engine": in_process}
 
     @property
     def keys(self) -> tuple[Hashable, ...]:
@@ -936,23 +935,11 @@ class Shards:
                 "Dask cluster, give Client(cluster)."
             )
 
-    @contextlib.contextmanager
-    def watched(self, watch: Watch) -> Iterator[None]:
-        """Tell how many shards are done, and of how many, whenever one is."""
-        self._watch = watch
-        try:
-            yield
-        finally:
-            self._watch = None
-
     def ask(self, requests: Requests) -> list[Any]:
         """Return the answer of each shard, in the order of the keys: one pass through the data."""
         self.n_passes += 1
-        return self._engine(self._recipe, requests, self._done)
-
-    def _done(self, n: int) -> None:
-        if self._watch is not None:
-            self._watch(n, len(self.keys))
+        with task("Shards", len(self.keys)) as shards:
+            return self._engine(self._recipe, requests, functools.partial(setattr, shards, "completed"))
 
     def look(self, theta: Array) -> tuple[tuple[str, ...], frozenset[str], dict[str, int]]:
         """Check that shards are parts of one model, at points (n_points, n_dim).

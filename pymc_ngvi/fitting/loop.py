@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.status import Status, format_elbo, format_gap
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Rule, RuleState, VariationalState
 
@@ -59,6 +59,17 @@ class LoopState:
     def n_iterations(self) -> int:
         """Iterations done."""
         return self.history.n
+
+    def numbers(self) -> dict[str, str]:
+        """Return what is shown of it, by headers that are as wide as the largest numbers."""
+        rule = self.rule
+        return {
+            "Iteration": f"{self.n_iterations:,}",
+            "   ELBO (nats)": format_elbo(rule.elbo),
+            "Nats to gain": format_gap(rule.gap),
+            **({" Draws": f"{rule.n_draws:,}"} if rule.n_draws else {}),  # exact expectations take none
+            "Step size": f"{rule.step_size:.2g}",
+        }
 
 
 #: Called after each iteration with the state; may raise StopIteration, with the status that is to be the fit's.

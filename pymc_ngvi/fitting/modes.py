@@ -20,7 +20,8 @@ from scipy.special import ndtr
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
 from pymc_ngvi.core.messages import logger
-from pymc_ngvi.core.prices import fit_seconds, in_words
+from pymc_ngvi.core.prices import fit_seconds
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import MODES, STREAMED, seed_of
 from pymc_ngvi.core.status import Elbo, StartError
 from pymc_ngvi.core.types import (
@@ -417,8 +418,6 @@ def _finite(values: Array) -> Array:
 _LEAST_SECONDS, _OF_CLIMBS = 10.0, 0.25
 #: Climbs, and points to begin from: at most; climbs at least.
 _MOST_CLIMBS, _MOST_LOOKED, _FEWEST_CLIMBS = 48, 768, 6
-#: Seconds of a search that takes longer than the fit from which on that is said beforehand.
-_SAID = 2.0
 #: Variance that a mode of next to no mass is to add, as a part.
 _OF_VARIANCE = 0.02
 #: Differences of log p, and of log masses, within which modes are equal; of ELBOs, too.
@@ -481,7 +480,6 @@ class ModeSearch:
         n_hessians: int,
         *,
         is_sound: bool,
-        show: Callable[[str], None] = lambda _: None,
     ) -> FoundModes | None:
         """Look for modes away from a fit; what is evaluated counts with nothing else."""
         density = self.density
@@ -495,18 +493,16 @@ class ModeSearch:
             seconds = min(seconds, max(self.max_seconds - of_fit, 0.0))
         n_climbs = int(_OF_CLIMBS * seconds / (each * of_climb))
         if n_climbs < _FEWEST_CLIMBS:
-            logger.info("Other modes are not looked for: evaluations of this model are dear.")
+            logger.debug("Other modes are not looked for: evaluations of this model are dear.")
             return None
         n_climbs = min(n_climbs, _MOST_CLIMBS)
         n_looked = min(int(0.5 * _OF_CLIMBS * seconds / each), _MOST_LOOKED)
         n_fits = int(np.clip((1.0 - _OF_CLIMBS) * seconds / max(of_fit, linalg.TINY), 1, _MOST_FITS))
         takes = (n_climbs * of_climb + n_looked) * each
-        show(text := f"Looking for other modes: {in_words(takes)}")
-        if takes >= _LEAST_SECONDS or takes >= max(_SAID, of_fit):
-            logger.info(f"{text}{', longer than the fit took' if takes > of_fit else ''}.")
         counted = density.n_gradients, density.n_hessians
         try:
-            return self._found(q, elbo, n_climbs, n_looked, n_fits, is_sound=is_sound)
+            with task("Looking for other modes", seconds=takes):
+                return self._found(q, elbo, n_climbs, n_looked, n_fits, is_sound=is_sound)
         finally:
             density.n_gradients, density.n_hessians = counted
 

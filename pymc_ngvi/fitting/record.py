@@ -19,12 +19,12 @@ from pymc_ngvi.core.sizes import N_SHOWN
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status, format_gap
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
-from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict
-from pymc_ngvi.density import Layout, ModelDensity
+from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict, Word
+from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.shards import BrokenExecutorError, ShardError
 from pymc_ngvi.density.streams import BatchError, StreamReport
-from pymc_ngvi.families import DENSE, INDEPENDENT, FullState, traits_of
-from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState
+from pymc_ngvi.families import DENSE, INDEPENDENT, FullState
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Decision, Plan
 
 # --- what there is to say of modes beside that of the fit: where they are, and their share of the posterior ---
@@ -124,6 +124,8 @@ def of_modes(modes: Sequence[OtherMode], q: Any, layout: Layout, cure: str = "")
 
 #: How the names of variables are shown.
 _NAME = "`{}`"
+#: Ends that the user has chosen: no warning.
+_OF_USER = (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED)
 
 
 @stored("fit.record")
@@ -189,6 +191,8 @@ class FitRecord:
         Which posteriors there were to choose from, at which prices; None where one was named.
     summed_out : tuple of str
         Discrete variables that were summed out of the model.
+    is_prior : bool
+        Whether the model has neither observed variables nor Potentials.
     status_before : Status or None
         How the iterations had ended, or were under way, when the call was interrupted.
     undone : tuple of str
@@ -229,6 +233,7 @@ class FitRecord:
     on_request: str = ""
     plan: Plan | None = field(default=None, compare=False, repr=False)
     summed_out: tuple[str, ...] = ()
+    is_prior: bool = False
     status_before: Status | None = None
     undone: tuple[str, ...] = ()
 
@@ -241,7 +246,8 @@ class FitRecord:
     @property
     def of_fit(self) -> list[Condition]:
         """What stands against the fit for how it ended."""
-        said, found = f"the fit did not converge ({self.status}): {self.sentence.rstrip('.')}", []
+        sentence, found = self.sentence.rstrip("."), []
+        said = f"the fit did not converge: {sentence[0].lower()}{sentence[1:]}"
         if not (self.converged or self.is_pool):
             found.append(Condition("convergence", math.inf, 0.0, said, cure=self.status.cure))
         return [*found, *(Condition("elsewhere", math.inf, 0.0, clause) for clause in self.elsewhere)]
@@ -253,7 +259,7 @@ class FitRecord:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the posterior is exact up to simulation error."""
+        """Whether the posterior is exact up to Monte Carlo error."""
         return self.verdict.is_exact
 
     @property
@@ -343,19 +349,24 @@ class FitRecord:
             raise KeyboardInterrupt
 
     def closing_line(self) -> str:
-        """Return the outcome in one line."""
-        if self.kind == WEIGHTED:
-            return ""
-        if self.comes_first:
-            work = (
-                f"{self.n_iterations:,} Gaussian fits of the latent variables"
-                if self.is_nested
-                else f"{self.n_gradients:,} gradients"
-            )
-            return (
-                f"{work}, {self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
-                f"({self.backend} backend)."
-            )
+        """Return what came of the fit, in one line."""
+        if self.remark and (self.status in _OF_USER or self.converged):
+            return self.remark
+        verdict, also = self.verdict, self.verdict.brief
+        name = {"mixture": "Mixture", "student_t": "Student t"}.get(self.family, "Gaussian")
+        what = f"{self.kind.capitalize()} posterior" if self.is_pool else f"{name} approximation"
+        if verdict.is_exact:
+            what = "Exact posterior"
+        if self.is_prior:
+            what, also = "Prior of the model, which has no observed variables,", ""
+        said = f"{what} in {self.compile_seconds + self.run_seconds:,.1f} s"
+        if verdict.word is Word.NOT_JUDGED or (self.is_pool and verdict.word is Word.RELIABLE):
+            return f"{said}; approx.summary() shows it, and whether it is reliable."
+        return f"{said}{': ' * bool(also)}{also}{'; approx.summary() shows it' * verdict.is_reliable}."
+
+    @property
+    def bookkeeping(self) -> str:
+        """What the fit took, and what it came to, in figures."""
         evaluations = f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians"
         if self.estimator == "quadrature":
             n = min(self.n_gradients, self.n_hessians)  # each counts as both
@@ -370,6 +381,12 @@ class FitRecord:
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
             f"({what}; {self.backend} backend)."
         )
+
+
+def is_prior(density: ModelDensity) -> bool:
+    """Tell whether a model has neither observed variables nor Potentials."""
+    is_given = isinstance(density, LogDensity)  # others have data
+    return is_given and not (density.given.observed_RVs or density.given.potentials)
 
 
 def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: int, seconds: float) -> FitRecord:
@@ -392,6 +409,7 @@ def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: in
         family_reason=f"it has the moments of the {state.kind} posterior",
         seed=seed,
         summed_out=density.summed_out.names,
+        is_prior=is_prior(density),
     )
 
 
@@ -399,25 +417,16 @@ def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: in
 
 
 def report_outcome(q: VariationalState, record: FitRecord) -> None:
-    """Say how a fit went, and what posterior came of it; warn where it did not converge."""
-    stream = "" if record.stream is None else str(record.stream)
-    said = [record.closing_line(), stream, record.posterior, record.of_discrete]
-    has_groups = traits_of(record.family).from_structure or record.reparam is not None
-    if has_groups and record.converged and not record.is_pool:
-        said.append("approx.summary() says whether the best of this family is near enough to the posterior.")
-    logger.info(" ".join(filter(None, said)))
-    for remark in filter(None, [getattr(q, "remark", ""), record.restarted]):
-        logger.info(remark)
-    if record.n_dropped:
-        logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
-    status = record.status
-    if record.remark and (status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED) or record.converged):
-        logger.info(record.remark)
+    """Say in a line what came of a fit, and the rest at DEBUG; warn where it did not converge."""
+    stream, status = "" if record.stream is None else str(record.stream), record.status
+    logger.info(record.closing_line())
+    further = [record.bookkeeping, stream, record.posterior, getattr(q, "remark", ""), record.restarted]
+    logger.debug(" ".join(filter(None, further)))
     if record.is_pool:
         return
     if record.stream is not None and record.stream.warning:
         warn(record.stream.warning)
-    if not (status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED) or record.converged):
+    if not (status in _OF_USER or record.converged):
         unknown = status is Status.LEVELLED and math.isnan(record.gap)
         verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
         warn(f"{verdict} ({status}). {record.sentence} {stream}{' ' * bool(stream)}{status.cure}", ConvergenceWarning)

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpy.typing import ArrayLike
-from rich.theme import Theme
 from scipy.linalg import cho_solve
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.messages import Failed, OtherForm, RowsGivenUp, logger
 from pymc_ngvi.core.prices import fit_seconds
+from pymc_ngvi.core.progress import show_numbers, task
 from pymc_ngvi.core.sizes import MAX_COV_DIM
 from pymc_ngvi.core.status import Elbo, StartError, Status
 from pymc_ngvi.core.stored import BY_CLASS, stored
@@ -43,8 +43,8 @@ from pymc_ngvi.fitting.problem import (
     start_scales,
     units_apart,
 )
-from pymc_ngvi.fitting.progress import FitProgress, few_threads, watching
-from pymc_ngvi.fitting.record import FitRecord, elbo_of, spared
+from pymc_ngvi.fitting.record import FitRecord, elbo_of, is_prior, spared
+from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.methods import DIRECTIONS
 from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
 from pymc_ngvi.methods.reparam import RowSpaceDensity
@@ -373,7 +373,7 @@ class Begun(NamedTuple):
     @classmethod
     def by_draws(cls, density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "Begun":
         """Begin with draws where rows have led, from narrower states where those would be outside the support."""
-        logger.info(BY_DRAWS)
+        logger.debug(BY_DRAWS)
         problem, options = problem_by_draws(density, options)
         rule = make_rule(problem.target, options, seed)
         narrower = [part * sd for part in START_SCALES[::2]]
@@ -402,13 +402,14 @@ class Begun(NamedTuple):
 
 def _look_for_entries(density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> None:
     """Add entries of the Hessian that its structure left out, about a mean; some may have been added already."""
-    logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
+    logger.debug("The Hessian of log p has entries that its structure left out: q gets them, too.")
     if options.choice.estimator == "quadrature":  # draws have been looked at already
         density.widen(mean + sd * np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, density.n_dim)))
     if options.family_reason and density.pattern is None:
         raise ValueError(NO_STRUCTURE)
 
 
+@task("Looking for a start")
 def first_state(
     problem: Problem,
     options: FitOptions,
@@ -441,7 +442,7 @@ def first_state(
             if isinstance(reason, StartError) and (has_draws or density.is_streamed):
                 raise
             if isinstance(reason, StartError) or (isinstance(reason, RowsGivenUp) and not has_draws):
-                logger.info(BY_DRAWS)
+                logger.debug(BY_DRAWS)
                 problem, options = problem_by_draws(density, options)
             else:
                 mean = start_point(density, means)
@@ -611,8 +612,6 @@ class FitSession:
     def refine(
         self,
         n: int,
-        progressbar: bool = True,
-        progressbar_theme: Theme | None = None,
         *,
         tol: float | None = None,
         max_draws: int | None = None,
@@ -630,12 +629,12 @@ class FitSession:
                 self._widen(self._state.rule.q)
         if n and self._state.status is Status.CONVERGED:
             logger.info(f"The fit has converged already: pass a smaller tol than {self.options.tol} to refine it.")
-        density = self._problem.density
-        with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
-            self.run(n, progress)
+        with few_threads(self._problem.density):
+            self.run(n)
 
     @np.errstate(over="ignore")  # what overflows is seen in the ELBO
-    def run(self, n: int, progress: FitProgress, *, pause_after: float = math.inf, most: float = math.inf) -> None:
+    @task("Gaussian fit")
+    def run(self, n: int, *, pause_after: float = math.inf, most: float = math.inf) -> None:
         """Run up to ``n`` more iterations, for some seconds at most, and assess where they led if it does not pause."""
         clock, compiled = time.perf_counter(), self._problem.density.compile_seconds
         # What the start took counts with the first iterations.
@@ -643,7 +642,7 @@ class FitSession:
 
         def observe(state: loop.LoopState) -> None:
             self._state = state
-            progress.update(state)
+            show_numbers(state.numbers)
             if self._observer is not None:
                 losses = state.history.losses if self._score else None
                 self._observer(self._problem.on_model_scale(state.rule.q), losses, state.n_iterations)
@@ -674,10 +673,10 @@ class FitSession:
                 raise ValueError(NO_STRUCTURE)
             self._pause_after = math.inf
             self._choose_between(stalled)
-            self._look_elsewhere(last, observe, progress)
+            self._look_elsewhere(last, observe)
             self._state = self._watched.ended(self._state)
         finally:
-            progress.update(self._state, last=True)
+            show_numbers(self._state.numbers)
             self._seconds += time.perf_counter() - clock
             # Not what sampling in between compiled.
             self._compile_seconds += self._problem.density.compile_seconds - compiled
@@ -715,7 +714,7 @@ class FitSession:
         (self._problem, self._rule, state, self.options), self._assessed = earlier
         self._state = replace(state, history=history)
 
-    def _look_elsewhere(self, last: int, observe: loop.Observer, progress: FitProgress) -> None:
+    def _look_elsewhere(self, last: int, observe: loop.Observer) -> None:
         """Look for other modes, fit from these, and keep the best of all."""
         first = best = Ended(self._state, *self._figures)
         is_at_end = first.state.status.ended_by_itself and first.state.n_iterations < last  # or else it may go on
@@ -726,7 +725,7 @@ class FitSession:
             with spared(what.capitalize(), "The fit that was found first is kept."):
                 found = self._search.after(
                     first.q, first.elbo.value, target.n_gradients, target.n_hessians,
-                    is_sound=first.state.status.can_be_followed, show=progress.show,
+                    is_sound=first.state.status.can_be_followed,
                 )  # fmt: skip
                 if found is not None:
                     fit = functools.partial(self._fit_from, first=first, last=last, observe=observe)
@@ -820,6 +819,7 @@ class FitSession:
             searched=self._searched is not None,
             seed=self.seed,
             summed_out=density.summed_out.names,
+            is_prior=is_prior(density),
             undone=self._failed,
             **(vars(self.options.choice) | (self._searched or {}) | of_batches),
         )

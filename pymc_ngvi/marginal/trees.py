@@ -144,10 +144,8 @@ class Checks(PoolVerdict):
     @property
     def details(self) -> str:
         """Effective size, and modes."""
-        thin = f"; a standard deviation is known to {percent(self.sd_error)} only"
-        modes = "mode that was" if self.n_modes == 1 else f"{self.n_modes} modes that were"
-        said = thin if self.sd_error > SLIGHT else ""
-        return f" (effective sample size {self.effective_size:,.0f}{said}), of the {modes} found"
+        modes = "one mode" if self.n_modes == 1 else f"{self.n_modes} modes"
+        return f" (effective sample size {self.effective_size:,.0f}); {modes} found"
 
 
 # --- draws of the local coordinates given the globals, exact up to the number of candidates ---

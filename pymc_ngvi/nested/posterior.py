@@ -147,24 +147,10 @@ class NestedChecks(PoolVerdict):
         return self.effective_size / self.n_values * float(np.exp(-self.variance))
 
     @property
-    def worth(self) -> float:
-        """Effective number of values, or of pairs where these are fewer."""
-        return min(self.effective_size, self.pair_size)
-
-    @property
-    def made(self) -> str:
-        """What is sampled, and what is Gaussian."""
-        n = self.n_globals
-        return (
-            f"Nested: {n} hyperparameter{'s'[: n != 1]} sampled (effective sample size {self.effective_size:,.0f}), "
-            f"{self.n_local:,} latent variable{'s'[: self.n_local != 1]} drawn from Gaussians given these."
-        )
-
-    @property
     def details(self) -> str:
-        """Effective size of pairs."""
+        """Effective sizes of pairs, and of hyperparameters."""
         size = f"{self.pair_size:,.0f}" if np.isfinite(self.pair_size) else "unknown"
-        return f" by weights of both (effective sample size {size})"
+        return f" (effective sample size {size}; of the hyperparameters {self.effective_size:,.0f})"
 
 
 # --- how long a nested posterior takes, from sizes alone ---
@@ -315,10 +301,6 @@ class Latents(PoolState):
     def correction(self) -> tuple[float, float]:
         """Return the error of log m."""
         return 0.0, self.checks.error
-
-    def weight_of(self, theta: Array) -> Array:
-        """Return the log weights of pairs, (n_draws,); NaN for what is none of these draws."""
-        return self.pairs.log_weights_of(theta[:, self.globals_], theta[:, self.locals_])
 
     # --- draws and moments ---
 

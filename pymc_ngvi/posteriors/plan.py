@@ -82,7 +82,7 @@ class Candidate:
     outcome: Decision = Decision.NOT_NEEDED
     #: Its price, estimated seconds on one thread; NaN where it is not known, or there is none.
     seconds: float = math.nan
-    #: That it turns out to be exact, up to simulation error.
+    #: That it turns out to be exact, up to Monte Carlo error.
     chance: float = 0.0
     #: Why it can't be had, or failed, in a clause.
     reason: str = ""

@@ -26,9 +26,11 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.importance import pareto_khat
 from pymc_ngvi.core.messages import listed, warn
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import (
     DRAWS,
     HELD,
+    N_CHAINS,
     N_PREDICTED,
     N_REWEIGHTED,
     N_SHOWN,
@@ -38,6 +40,7 @@ from pymc_ngvi.core.sizes import (
     WEIGHTS,
     Seed,
     check_draws,
+    draws_of_chains,
     generator_of,
     seed_of,
 )
@@ -116,6 +119,7 @@ from pymc_ngvi.results.sampling import (
     Covariance,
     SamplerInit,
     chains_tree,
+    check_options,
     constrained_state,
     covariance_of,
     sample_trace,
@@ -446,7 +450,7 @@ class NGVIApproximation(Approximation):
         self,
         draws: int = 500,
         *,
-        chains: int = 1,
+        chains: int = N_CHAINS,
         var_names: str | Sequence[str] | None = None,
         importance: str | None = None,
         random_seed: Seed = None,
@@ -460,9 +464,12 @@ class NGVIApproximation(Approximation):
         Parameters
         ----------
         draws : int, default 500
-            Of each chain.
-        chains : int, default 1
-            Draws of q are independent. Chains only arrange them as other tools expect.
+            Draws in total, of all chains together; ``pm.sample`` has as many in each chain. ``sample(2_000)`` returns 4
+            chains of 500. A number that the chains don't divide is rounded up.
+        chains : int, default 4
+            Chains that the draws are arranged in, so that R-hat, effective sample sizes and rank plots of ArviZ work.
+            Draws that are not independent, as some of an exact or nested posterior have the same global parameters,
+            follow each other within a chain: effective sample sizes and Monte Carlo errors of ArviZ account for them.
         var_names : str or sequence of str, optional
             Free variables, Deterministics, or unconstrained values (``sd_log__``): only these are evaluated and kept.
             Default: all, but for Deterministics that read ``pm.Minibatch`` data, which have the rows of one batch. For
@@ -499,8 +506,7 @@ class NGVIApproximation(Approximation):
             ``effective_sample_size``, of the pool that the draws come from; ``effective_global_draws``, the same for
             global parameters, which repeat more often; and ``distinct_global_draws``, the number of draws that differ
             in these. Draws with equal global parameters have the same number ``global_draw`` in ``sample_stats``; what
-            they have beside these differs. For a nested posterior, ``sample_stats`` has ``log_weight``, the log weight
-            of each draw in the pool, by which it was picked.
+            they have beside these differs.
 
         Raises
         ------
@@ -515,6 +521,7 @@ class NGVIApproximation(Approximation):
             Where the Monte Carlo error of the weights is larger than what they correct; where ``pm.set_data`` changed
             the data after the fit.
         """
+        check_options(kwargs)
         kwargs |= {
             "chains": chains, "var_names": var_names, "importance": importance, "log_p": log_p, "with_batches": False,
             "include_transformed": include_transformed,
@@ -543,7 +550,7 @@ class NGVIApproximation(Approximation):
         return self.density.logp(np.asarray(theta, dtype=np.float64))
 
     def sampler_init(
-        self, chains: int = 4, random_seed: Seed = None, *, covariance: Covariance = "auto"
+        self, chains: int = N_CHAINS, random_seed: Seed = None, *, covariance: Covariance = "auto"
     ) -> SamplerInit:
         """Return initial points and a mass matrix for NUTS.
 
@@ -716,11 +723,14 @@ class NGVIApproximation(Approximation):
             gaussian._follow(session)
             return self, (*session.undone, *anew)
 
-        with SoFar[Self]() as so_far:
+        with (
+            task("Gaussian fit", enabled=progressbar, theme=progressbar_theme, has_numbers=True),
+            SoFar[Self]() as so_far,
+        ):
             so_far.is_now(now)
             if isinstance(session := gaussian._session, Snapshot):
                 session = gaussian._session = session.session(gaussian.density, gaussian._state)
-            session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+            session.refine(n, tol=tol, max_draws=max_draws)
             gaussian._follow(session)
             so_far.is_now(lambda: (self, anew))
             so_far.result = self if self._next_step is None else self._next_step.again(self)
@@ -873,6 +883,7 @@ class NGVIApproximation(Approximation):
         khat_draws : int or None, default 10_000
             None leaves k-hat out, and what a mixture gains over one Gaussian.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            Default: a seed that belongs to the fit, so that a second summary has the same numbers.
         **kwargs
             Passed to ``arviz_stats.summary``. ``kind`` is "stats" by default: effective sample sizes and R-hat say
             nothing about independent draws. With ``var_names``, ``filter_vars`` or ``coords`` the table shows just
@@ -891,7 +902,8 @@ class NGVIApproximation(Approximation):
         """
         return summarise(
             self._posterior, self.record.verdict if self.record and khat_draws is None else self.checks,
-            draws, self.generator(random_seed), group_effects=group_effects, khat_draws=khat_draws, options=kwargs,
+            draws, self._generator_of_fit(random_seed, DRAWS), group_effects=group_effects, khat_draws=khat_draws,
+            options=kwargs,
         )  # fmt: skip
 
     def _repr_html_(self) -> str:
@@ -950,7 +962,7 @@ class NGVIApproximation(Approximation):
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is the posterior up to simulation error, rather than a Gaussian or another q: `checks`."""
+        """Whether this is the posterior up to Monte Carlo error, rather than a Gaussian or another q: `checks`."""
         return isinstance(self._state, PoolState) and self.checks.is_exact
 
     @property
@@ -1354,7 +1366,7 @@ class NGVIApproximation(Approximation):
         Returns
         -------
         xarray.DataTree
-            Groups ``predictions``, with one chain and the labels of the new data, and ``predictions_constant_data``;
+            Groups ``predictions``, with 4 chains and the labels of the new data, and ``predictions_constant_data``;
             without new data also ``posterior_predictive`` and ``observed_data``.
             Attributes of ``predictions`` say which variables have elements that were ``drawn_from_prior``, and which
             were ``averaged``.
@@ -1424,7 +1436,7 @@ class NGVIApproximation(Approximation):
         if self.record is not None:
             self.record.refuse_diverged()
         rng, posterior = self.generator(random_seed), self._posterior
-        theta = posterior.draw(check_draws(draws), rng)
+        theta = posterior.draw(draws_of_chains(draws), rng)
         return functools.partial(predictions_at, posterior, theta, seed_of(rng))
 
     def average_predictions(

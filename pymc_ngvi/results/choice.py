@@ -7,6 +7,7 @@ left of the seconds.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import time
@@ -16,10 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from rich.theme import Theme
-
+from pymc_ngvi.core.importance import SAME
 from pymc_ngvi.core.messages import Failed, Reason, Unavailable, logger
 from pymc_ngvi.core.prices import MOST_TIMES, UsedUp, Work, expected_fit_seconds, fit_seconds, in_words
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import POSTERIORS, SLIGHT
 from pymc_ngvi.core.status import Elbo, NotExactError, Status
 from pymc_ngvi.core.stored import stored
@@ -30,7 +31,6 @@ from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.modes import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
-from pymc_ngvi.fitting.progress import FitProgress, announced, few_threads, watching
 from pymc_ngvi.fitting.record import (
     FitRecord,
     OtherMode,
@@ -42,6 +42,7 @@ from pymc_ngvi.fitting.record import (
     spared,
 )
 from pymc_ngvi.fitting.session import FitSession, first_state
+from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import efficiency_of, is_even
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS, PosteriorKind, PosteriorStart, if_available
@@ -129,12 +130,12 @@ class Choice:
         density = approx.density
         density.n_gradients = density.n_hessians = 0
         clock, options = time.perf_counter(), cast(FitOptions, self.options)
-        with FitProgress(False, None) as progress, few_threads(density):
+        with few_threads(density):
             problem, rule, q, options = first_state(problem_of(density, options), options, self.seed, None, None)
             session = FitSession.begin(
                 problem, rule, q, options, self.seed, clock=clock, search=ModeSearch.of(problem, options, self.seed)
             )
-            session.run(MOST_ITERATIONS, progress)
+            session.run(MOST_ITERATIONS)
         make: Callable[..., A] = type(approx)
         q = session.outcome()[0]
         gaussian = make(density, q, random_seed=self.seed, include_transformed=approx.include_transformed)
@@ -154,14 +155,13 @@ class Candidates[A: NGVIApproximation]:
         *,
         options: FitOptions | None = None,
         include_transformed: bool = False,
-        progressbar: bool = True,
         so_far: SoFar[A] | None = None,
         pilot: A | None = None,
     ) -> None:
         self.choice, self.density, self._options = choice, density, options
         #: A fit to other data, from whose posterior that to these is found.
         self._pilot = pilot
-        self._make, self._progressbar, self._so_far = make, progressbar, so_far
+        self._make, self._so_far = make, so_far
         self._include_transformed = include_transformed
         self._is_auto = choice.wanted == "auto"
         self._not_made = "other posteriors" if self._is_auto else f"the {choice.wanted} posterior"
@@ -273,7 +273,7 @@ class Candidates[A: NGVIApproximation]:
 
     # --- the Gaussian fit ---
 
-    def fit(self, session: FitSession, gaussian: A, n: int, progress: FitProgress, *, may_pause: bool) -> None:
+    def fit(self, session: FitSession, gaussian: A, n: int, *, may_pause: bool) -> None:
         """Fit a Gaussian, until it takes longer than it is expected to and than others that may begin from anywhere."""
         self._session, self._fit_of, most = session, gaussian, math.inf
         if self._states:
@@ -283,7 +283,7 @@ class Candidates[A: NGVIApproximation]:
             if any(KINDS[n].is_last and c.outcome is Decision.FAILED for n, c in self._table.items()):
                 most = math.inf if self.errors else self._most_of_fit
         later = self._pause_after(session.options) if may_pause else math.inf
-        session.run(n, progress, pause_after=later, most=most)
+        session.run(n, pause_after=later, most=most)
         gaussian._follow(session)
 
     def _pause_after(self, options: FitOptions) -> float:
@@ -298,7 +298,7 @@ class Candidates[A: NGVIApproximation]:
     def _most_of_fit(self) -> float:
         return max(_AFTER_OTHERS, _OF_EXPECTED * expected_fit_seconds(self.density))
 
-    def after_fit(self, n: int, theme: Theme | None) -> None:
+    def after_fit(self, n: int) -> None:
         """Try what begins from the fit, which goes on first where it was left in vain."""
         session, gaussian = cast(FitSession, self._session), cast(A, self._fit_of)
         if session.is_paused:
@@ -308,9 +308,8 @@ class Candidates[A: NGVIApproximation]:
                 return
             lasts = {n: c for n, c in self._table.items() if c.outcome is Decision.FAILED and KINDS[n].is_last}
             self._states, self._table, self._gaussian = before[0], before[1] | lasts, None
-            density, n_done = self.density, cast(FitRecord, gaussian.record).n_iterations
-            with FitProgress(self._progressbar, theme) as progress, few_threads(density), watching(density, progress):
-                session.run(n - n_done, progress, most=self._most_of_fit)
+            with few_threads(self.density):
+                session.run(n - cast(FitRecord, gaussian.record).n_iterations, most=self._most_of_fit)
             gaussian._follow(session)
         if self.choice.wanted != GAUSSIAN:
             self.follow(gaussian)
@@ -396,6 +395,10 @@ class Candidates[A: NGVIApproximation]:
             self._reasons.append(Failed(reason.code, f"the assessment of the Gaussian failed ({reason})"))
             return otherwise
 
+    def _judged_by_weights(self) -> Verdict:
+        """Return the verdict on a Gaussian whose importance weights are nearly equal."""
+        return Verdict(is_same=self._of_gaussian(functools.partial(is_even, most=SAME), otherwise=False))
+
     def _missed_by(self, state: PoolState) -> tuple[OtherMode, ...]:
         """Return the modes that a posterior leaves out."""
         return () if self._gaussian is None else not_covered(self._record_of_fit.modes, state, self.choice.seed)
@@ -465,7 +468,7 @@ class Candidates[A: NGVIApproximation]:
         work = Work(max(candidate.seconds, 0.0 if self._is_auto else self.left / MOST_TIMES), self.left)
         try:
             with (
-                announced(kind.title, candidate.seconds, self._progressbar), self._sparing(kind),
+                task(kind.title, seconds=candidate.seconds), self._sparing(kind),
                 few_threads(density), np.errstate(over="ignore"), work.counting(),
             ):  # fmt: skip
                 is_only = all(KINDS[n].is_last for n in self._offers)
@@ -544,7 +547,7 @@ class Candidates[A: NGVIApproximation]:
             on_request=reason.on_request,
             elsewhere=tuple(str(r) for r in self._reasons if r.code is Reason.ELSEWHERE),
             # Where it is the posterior, its importance weights were looked at.
-            judged=Verdict() if reason.code is Reason.SUPERFLUOUS else gaussian.record.judged,
+            judged=self._judged_by_weights() if reason.code is Reason.SUPERFLUOUS else gaussian.record.judged,
         )
         return gaussian
 

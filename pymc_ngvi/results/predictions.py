@@ -17,6 +17,7 @@ from pymc.backends.arviz import find_observations
 from scipy import sparse
 
 from pymc_ngvi.core.messages import checked_names, listed, shortened, suggestion, warn
+from pymc_ngvi.core.sizes import N_CHAINS
 from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
@@ -681,15 +682,16 @@ def _with_probabilities(tree: xr.DataTree, model: Any) -> None:
 
 
 def tree_of(new: NewData, values: Mapping[str, AnyArray], data: Sequence[str], said: Mapping[str, str]) -> xr.DataTree:
-    """Return predictions as ArviZ has them, with one chain."""
+    """Return predictions as ArviZ has them, in as many chains as draws of the posterior."""
     predictions = {}
     for name, array in values.items():
         dims, coords = _axes_of(new, name, array.shape[1:])
-        coords |= {"chain": np.zeros(1, dtype=int), "draw": np.arange(len(array))}
+        array = array.reshape(N_CHAINS, -1, *array.shape[1:])
+        coords |= {"chain": np.arange(N_CHAINS), "draw": np.arange(array.shape[1])}
         dtype = np.dtype(new.model[name].type.dtype)
         if not (dtype.kind != "f" and array.dtype.kind == "f"):  # as the mean of a count is
             array = array.astype(dtype, copy=False)
-        predictions[name] = xr.DataArray(array[None], dims=("chain", "draw", *dims), coords=coords)
+        predictions[name] = xr.DataArray(array, dims=("chain", "draw", *dims), coords=coords)
     constant = {}
     for name in data:
         array = new.arrays[name] if name in new.arrays else new.before(name)

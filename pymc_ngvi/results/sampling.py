@@ -1,8 +1,9 @@
 """Draws of an approximate posterior, weighted or not: as traces of PyMC, as trees of xarray, and as moments."""
 
+import inspect
 import warnings
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,17 +16,18 @@ from pymc.backends.base import MultiTrace
 from pymc.step_methods.hmc import quadpotential
 from pymc.variational.opvi import VIState
 
-from pymc_ngvi.core.messages import checked_names, logger
+from pymc_ngvi.core.messages import checked_names, logger, shortened, suggestion
 from pymc_ngvi.core.sizes import (
     FIXED_SEED,
     HELD,
     MAX_DENSE_DIM,
+    N_CHAINS,
     N_REWEIGHTED,
     N_WEIGHED,
     Seed,
-    check_chains,
     check_cov_size,
     check_draws,
+    draws_of_chains,
     generator_of,
     seed_of,
 )
@@ -86,6 +88,22 @@ type Names = str | Sequence[str] | None
 POOL = 10
 #: Options of `sample_trace`.
 _OF_DRAWS = ("chains", "var_names", "importance", "include_transformed", "log_p", "with_batches")
+#: All that ``approx.sample`` takes.
+_OPTIONS = (
+    "draws", *_OF_DRAWS[:-1], "random_seed", "return_inferencedata", "coords", "dims", "log_likelihood", "log_prior",
+    "prior", "posterior_predictive",
+)  # fmt: skip
+#: Options of ``pm.sample`` that are not in its signature.
+_OF_SAMPLERS = {"target_accept", "max_treedepth"}
+
+
+def check_options(given: Mapping[str, object]) -> None:
+    """Raise TypeError for an option that ``approx.sample`` does not take."""
+    for name in sorted(given.keys() - _OPTIONS):
+        is_of_sampler = name in _OF_SAMPLERS.union(inspect.signature(pm.sample).parameters)
+        why = "it draws from the fitted posterior, and there is no sampler to set. Leave it out."
+        said = why if is_of_sampler else suggestion(name, _OPTIONS, {"random_seed": "seed"})
+        raise TypeError(f"approx.sample() does not take {name}={shortened(given[name])}: {said}")
 
 
 def sample_trace(
@@ -93,7 +111,7 @@ def sample_trace(
     draws: int,
     rng: np.random.Generator,
     *,
-    chains: int = 1,
+    chains: int = N_CHAINS,
     var_names: Names = None,
     importance: str | None = None,
     include_transformed: bool | None = None,
@@ -109,7 +127,7 @@ def sample_trace(
     q = posterior.distribution
     transformed = posterior.include_transformed if include_transformed is None else include_transformed
     constrain, names = _constrainer(posterior, var_names, transformed=transformed, with_batches=with_batches)
-    n, stats, attrs = check_draws(draws) * check_chains(chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
+    n, stats, attrs = draws_of_chains(draws, chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
     if importance is None:
         theta = posterior.draw(n, rng)
     else:
@@ -122,19 +140,7 @@ def sample_trace(
     if log_p and not posterior.changed_data():
         stats["log_p"] = posterior.density.logp(theta)
     of_draws, of_all = q.notes(theta, rng, log_p)
-    stats, attrs = stats | of_draws, attrs | of_all
-    if (effective := q.effective(len(theta))) < len(theta):
-        repeat = attrs.get("distinct_global_draws", 0) < len(theta)
-        logger.info(
-            f"The effective sample size is {effective:,.0f}: "
-            + (
-                f"among {len(theta):,} draws, those of the global parameters repeat (distinct_global_draws in the "
-                "attributes says how many different ones there are)."
-                if repeat
-                else f"{len(theta):,} draws are taken from chains, in which successive ones are correlated."
-            )
-        )
-    return to_multitrace(posterior.model, values, stats, chains), attrs, theta
+    return to_multitrace(posterior.model, values, stats | of_draws, chains), attrs | of_all, theta
 
 
 def _by_importance(
@@ -215,10 +221,8 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
         stats |= {"mode": np.repeat(moved.modes, n), "weight": np.repeat(n_chains * moved.of_chains, n)}
         logger.info("The chains stay in their modes: sample_stats has the weight of each.")
     trace = to_multitrace(posterior.model, values, stats, n_chains)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Found chain dimension to be longer")  # so they are
-        dims, transformed = posterior.density.summed_out.dims, posterior.include_transformed
-        return to_datatree(trace, posterior.model, dims=dims, include_transformed=transformed)
+    dims, transformed = posterior.density.summed_out.dims, posterior.include_transformed
+    return to_datatree(trace, posterior.model, dims=dims, include_transformed=transformed)
 
 
 def _constrainer(
@@ -399,7 +403,7 @@ class SamplerInit:
 
 def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, covariance: Covariance) -> SamplerInit:
     """Return initial points and a mass matrix for NUTS; see `NGVIApproximation.sampler_init`."""
-    chains, q, density = check_chains(chains), posterior.distribution, posterior.density
+    chains, q, density = check_draws(chains, "chains"), posterior.distribution, posterior.density
     if covariance not in ("auto", "dense", "diagonal"):
         raise ValueError(f"covariance should be 'auto', 'dense' or 'diagonal'; got {covariance!r}.")
     what = "reads pm.Minibatch data" if density.has_minibatch else ""

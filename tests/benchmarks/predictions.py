@@ -31,7 +31,7 @@ from pages import measured_on, table, write_between_marks
 
 import pymc_ngvi
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "predictions.md"
+PAGE = Path(__file__).parent / "results" / "predictions.md"
 N_DRAWS = 1_000
 
 
@@ -80,9 +80,9 @@ def new_groups(n_groups):
         theirs = model.predict(draws, data=rows, inplace=False, sample_new_groups=True, random_seed=1)
     of["Bambi"] = {"predictions": theirs["posterior"]}
     cells = [str(n_groups), f"{float((draws['posterior']['1|g_sigma'] ** 2).mean()) ** 0.5:.2f}"]
-    common = draws["posterior"]["Intercept"].values[0][:, None]
+    common = draws["posterior"]["Intercept"].values.reshape(-1, 1)
     for found in of.values():
-        effects = found["predictions"]["mu"].values[0] - common
+        effects = np.concatenate(found["predictions"]["mu"].values) - common
         cells += [f"{effects[:, 0].std():.2f}", f"{np.corrcoef(effects.T)[0, 1]:.2f}"]
     return cells
 

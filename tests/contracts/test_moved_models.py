@@ -124,7 +124,7 @@ def test_it_is_taken_where_nothing_else_can_be_relied_on():
     assert approx.record.plan.of("gaussian").outcome is Decision.CAME_FIRST
     assert approx.is_exact
     assert approx.record.posterior.startswith("Sampled from the fit")
-    assert "Exact up to simulation error" in approx.summary().lines[-1]
+    assert "Exact up to Monte Carlo error" in approx.summary().lines[-1]
     asked = fit(bent(), posterior="moved")
     assert_array_equal(approx.draw_flat(10, 1), asked.draw_flat(10, 1))
 

@@ -10,6 +10,7 @@ import pymc as pm
 import pytest
 
 from latent_models import grouped
+from pymc_ngvi.fitting.progress import announced
 from rich.console import Console
 
 from pymc_ngvi import ConvergenceWarning, NotExactError, Status, fit_ngvi
@@ -18,7 +19,6 @@ from pymc_ngvi.core.messages import Reason
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.fitting import progress
-from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.posteriors import plan
 from pymc_ngvi.posteriors.plan import Decision, TimeBudget
 from pymc_ngvi.results.diagnosis import context_of

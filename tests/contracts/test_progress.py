@@ -7,10 +7,11 @@ import sys
 import pymc as pm
 import pytest
 
+from pymc_ngvi.fitting.progress import FitProgress, announced
+
 from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.status import format_gap
 from pymc_ngvi.fitting import progress
-from pymc_ngvi.fitting.progress import FitProgress, announced
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 

@@ -7,7 +7,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_ngvi import LogDensity
-from pymc_ngvi.fitting.progress import ONE_THREAD, few_threads
+from pymc_ngvi.fitting.threads import ONE_THREAD, few_threads
 
 N, D = 12_000, 100
 

@@ -66,7 +66,7 @@ def test_of_few_draws_it_is_said_how_well_they_know():
         few, fewer = (replace(good, **{name: part * wanted}) for part in (0.26, 0.24))
         if good is TREES:
             few, fewer = replace(few, n_draws=200), replace(fewer, n_draws=200)
-        assert f"Exact, known to {100.0 / np.sqrt(0.26 * wanted):.0f} %" in few.sentence
+        assert f"There are few draws: the {few.shortfalls[0].removeprefix('the ')}." in few.sentence
         assert (few.word, few.is_reliable) == ("exact, few draws", True)
         assert (fewer.word, fewer.is_reliable) == ("not reliable", False)
 
@@ -85,7 +85,7 @@ def test_a_verdict_is_one_of_five():
     assert replace(TREES, found=(remark,)).word == "exact"
     assert replace(TREES, found=(lacks,)).word == "reliable"
     cured = Verdict(found=(bad._replace(cure="Do this."), bad._replace(cure="Do this.")))
-    assert str(cured) == "Not reliable, because x is off; x is off. Do this."
+    assert str(cured) == "Not reliable: x is off; x is off. Do this."
     assert [str(condition) for condition in cured.failed] == ["X is off. Do this."] * 2
 
 
@@ -143,15 +143,12 @@ def test_khat_counts_with_its_error():
 
 
 def test_what_is_said():
-    assert TREES.sentence == "Exact up to simulation error (effective sample size 1,900), of the mode that was found."
-    assert "a standard deviation" not in replace(TREES, sd_error=SLIGHT).sentence
-    assert "1,900; a standard deviation is known to 9 % only)" in replace(TREES, sd_error=0.09).sentence
-    assert "Exact up to simulation error" in NESTED.sentence
-    assert "Exact, known to 6 % by weights" in replace(NESTED, effective_size=290.0).sentence
-    assert "Approximate, reliable: " in replace(NESTED, variance=4.0, error=0.05).sentence
-    assert "limits known to 0.03 standard deviations" in MOVED.sentence
-    assert "limits known to 0.11 standard deviations" in replace(MOVED, limit_error=0.11).sentence
-    assert "Not reliable, because k-hat" in replace(NESTED, khat=0.9, effective_size=50.0).sentence
+    assert TREES.sentence == "Exact up to Monte Carlo error (effective sample size 1,900); one mode found."
+    assert "Exact up to Monte Carlo error" in NESTED.sentence
+    assert Verdict(is_same=True).sentence == "Exact: the posterior is Gaussian."
+    assert "There are few draws: " in replace(NESTED, effective_size=290.0).sentence
+    assert "A reliable approximation, not exact: given" in replace(NESTED, variance=4.0, error=0.05).sentence
+    assert "Not reliable: k-hat" in replace(NESTED, khat=0.9, effective_size=50.0).sentence
 
 
 # --- heavy tails ---

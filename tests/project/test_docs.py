@@ -131,7 +131,11 @@ TEXTS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("path", [*TEXTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    [*TEXTS, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "tests" / "benchmarks" / "results").glob("*.md"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_links_point_to_files_and_headings_that_exist(path):
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     broken = []

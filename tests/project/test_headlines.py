@@ -18,7 +18,7 @@ QUOTED = [
 
 @pytest.fixture(scope="module")
 def measured():
-    with (ROOT / "docs" / "benchmarks" / "compare.csv").open() as file:
+    with (ROOT / "tests" / "benchmarks" / "results" / "compare.csv").open() as file:
         return {(row["model"], row["method"], row["cache"]): row for row in csv.DictReader(file)}
 
 

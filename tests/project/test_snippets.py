@@ -11,8 +11,8 @@ def name_of(path):
     return path.relative_to(DOCS).with_suffix("").as_posix()
 
 
-#: Pages that are run with the tests of what they are about, and the catalogue of errors.
-RUN_ELSEWHERE = {"bad_input", "corrections", "diagnostics", "extending", "plots", "samplers", "saving"}
+#: Pages that are run with the tests of what they are about.
+RUN_ELSEWHERE = {"extending", "plots", "samplers", "saving"}
 TO_RUN = [
     path
     for path in sorted(DOCS.rglob("*.md"))

@@ -89,7 +89,7 @@ def test_ranges_are_those_of_the_package():
 def test_what_is_tested_is_what_is_promised():
     """Where the first PyMC is installed, the makefile takes the last, and the other way round."""
     pythons = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
-    pymcs = re.search(r"([\d., and]+) are tested", read(DOCS / "install.md"))[1].strip().split(" and ")
+    pymcs = re.search(r"([\d., and]+) are tested", read(DOCS / "quickstart.md"))[1].strip().split(" and ")
     for name, promised in (("Python", pythons), ("PyMC", pymcs)):
         assert re.findall(r"\d+\.\d+", SUPPORTED[name][1]) == promised
         matrices = re.findall(rf"{name.lower()}-version: \[(.*)\]", WORKFLOW)

@@ -164,12 +164,12 @@ def test_rows_are_predicted_as_bambi_does(data, formula, options, parent):
     )
     for rows in (data.iloc[[3]], data.iloc[[3, 20, 40]]):  # one row has no axes to lose
         rows = rows.assign(trials=5)
-        found = approx.predict(rows, bambi_model=model, draws=50, random_seed=2)["predictions"]
-        draws = uncentre_bambi_intercept(model, approx.sample(50, random_seed=2))
+        found = approx.predict(rows, bambi_model=model, draws=48, random_seed=2)["predictions"]
+        draws = uncentre_bambi_intercept(model, approx.sample(48, random_seed=2))
         expected = model.predict(draws, data=rows.reset_index(drop=True), inplace=False)["posterior"][parent]
         np.testing.assert_allclose(found[parent], expected, rtol=1e-9, atol=1e-12)
         [response] = {*found.data_vars} - {*expected.to_dataset(), *draws["posterior"].data_vars}
-        assert found[response].shape == (1, 50, len(rows))
+        assert found[response].shape == (4, 12, len(rows))
 
 
 def test_new_groups_are_drawn_from_their_prior(by_group):
@@ -182,17 +182,17 @@ def test_new_groups_are_drawn_from_their_prior(by_group):
         approx.predict(rows, bambi_model=model)
     n = 4_000
     found = approx.predict(rows, bambi_model=model, groups="new", draws=n, random_seed=2)["predictions"]
-    mu = found["mu"].values[0]
+    mu = np.concatenate(found["mu"].values)
     np.testing.assert_array_equal(mu[:, 1], mu[:, 3])
     draws = uncentre_bambi_intercept(model, approx.sample(n, random_seed=2))["posterior"]
-    common = (draws["Intercept"] + 30.0 * draws["x"]).values[0]
-    sds = [draws[name].values[0] for name in ("1|group_sigma", "1|group:kind_sigma", "x|group:kind_sigma")]
+    common = (draws["Intercept"] + 30.0 * draws["x"]).values.ravel()
+    sds = [draws[name].values.ravel() for name in ("1|group_sigma", "1|group:kind_sigma", "x|group:kind_sigma")]
     apart = (mu[:, [1, 2]] - common[:, None]) / np.sqrt(sds[0] ** 2 + sds[1] ** 2 + 900.0 * sds[2] ** 2)[:, None]
     # Standard normal given the parameters: errors of a mean, a variance and a correlation of n draws.
     np.testing.assert_allclose(apart.mean(axis=0), 0.0, atol=4 * n**-0.5)
     np.testing.assert_allclose(apart.var(axis=0), 1.0, rtol=5 * (2 / n) ** 0.5)
     assert abs(np.corrcoef(apart.T)[0, 1]) < 4 * n**-0.5
-    effect = draws["1|group"].sel(group__factor_dim="p").values[0]
+    effect = draws["1|group"].sel(group__factor_dim="p").values.ravel()
     within = (mu[:, 4] - common - effect) / np.sqrt(sds[1] ** 2 + 900.0 * sds[2] ** 2)  # a known group, and a new pair
     assert within.var() == pytest.approx(1.0, rel=5 * (2 / n) ** 0.5)
 
@@ -202,8 +202,8 @@ def test_average_groups_are_those_of_common_effects_alone(by_group):
     rows = new_rows(group=["p", "new"], kind=["a", "b"])
     found = approx.predict(rows, bambi_model=model, groups="average", var_names="mu", draws=50, random_seed=2)
     draws = uncentre_bambi_intercept(model, approx.sample(50, random_seed=2))["posterior"]
-    expected = (draws["Intercept"] + 30.0 * draws["x"]).values[0]
-    np.testing.assert_allclose(found["predictions"]["mu"].values[0], np.stack([expected] * 2, axis=1), rtol=1e-9)
+    expected = (draws["Intercept"] + 30.0 * draws["x"]).values
+    np.testing.assert_allclose(found["predictions"]["mu"], np.stack([expected] * 2, axis=2), rtol=1e-9)
     assert list(found["predictions"].data_vars) == ["mu"]
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import re
 import time
 import warnings
 
@@ -122,7 +123,7 @@ def test_no_iterations_give_the_start(recwarn):
     assert not approx.converged
     assert (approx.n_iterations, len(approx.hist), len(approx.gap_hist)) == (0, 0, 0)
     assert np.isfinite(approx.elbo.value)
-    assert approx.sample(10).posterior["loc"].shape == (1, 10, 2)
+    assert approx.sample(10).posterior["loc"].shape == (4, 3, 2)
     assert not recwarn.list
 
 
@@ -386,7 +387,7 @@ def test_approximation_before_the_first_fit():
     assert inference.approx is prepared
     np.testing.assert_allclose(prepared.mean_flat[0], np.log(2.0), rtol=1e-12)
     np.testing.assert_array_equal(prepared.sd_flat, 0.5)
-    assert prepared.sample(3).posterior["loc"].shape == (1, 3, 2)
+    assert prepared.sample(3).posterior["loc"].shape == (4, 1, 2)
     assert prepared.record is None
     assert inference.fit(include_transformed=True, **QUIET) is prepared
     assert prepared.converged
@@ -530,8 +531,7 @@ def test_record_and_closing_line(caplog):
     [line] = [r for r in caplog.records if r.name == "pymc.ngvi"]
     assert line.levelno == logging.INFO
     assert line.message == record.closing_line()
-    assert line.message.startswith(f"Converged: ELBO {approx.elbo.value:,.2f} +- {approx.elbo.se:.2f}, gap ")
-    assert f"{approx.n_iterations} iterations" in line.message
+    assert re.fullmatch(r"Gaussian approximation in [\d.]+ s; approx.summary\(\) shows it, .*", line.message)
     assert (record.family, record.update, record.estimator, record.step) == ("full", "natural", "price", "adaptive")
     assert record.n_gradients >= approx.n_iterations * 8
     assert record.n_gradients > record.n_hessians > 0
@@ -551,8 +551,8 @@ def test_record_and_closing_line(caplog):
         ({"compile_seconds": 0.26, "run_seconds": 61.04}, " 0.3 s compiling + 61.0 s running "),
     ],
 )
-def test_closing_line(changes, text):
-    assert text in dataclasses.replace(fit(0).record, **changes).closing_line()
+def test_bookkeeping(changes, text):
+    assert text in dataclasses.replace(fit(0).record, **changes).bookkeeping
 
 
 def test_each_end_is_logged_once(caplog):
@@ -563,7 +563,6 @@ def test_each_end_is_logged_once(caplog):
             approx.refine(1, progressbar=False)
     lines = [r.message for r in caplog.records if r.name == "pymc.ngvi"]
     assert lines == [approx_line, approx.record.closing_line()]
-    assert "3 iterations" in lines[1]
 
 
 @pytest.mark.parametrize(
