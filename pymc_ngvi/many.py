@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -279,6 +279,8 @@ class Fitter:
         }
         row.statistics = constrained_dataset(approx.model, statistics, ("statistic",))
         if truth is not None:
+            values = approx.layout.bambi.uncentred({name: value[None] for name, value in truth.values.items()})
+            truth = replace(truth, values={name: value[0] for name, value in values.items()})
             row.ranks = constrained_dataset(approx.model, _ranks(truth, known, theta, approx.density, rng))
         row.about |= _about(approx, record, judge=asked.judge)
         pilot = self._inference._pilot

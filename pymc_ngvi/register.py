@@ -1,4 +1,4 @@
-"""Teach ``pm.fit`` the name "ngvi". The only file that touches PyMC's own functions.
+"""Teach ``pm.fit`` the name "ngvi", for PyMC and what is built on it. The only file that touches PyMC's own functions.
 
 PyMC's table of methods is local to ``pm.fit``, so the function itself is wrapped, in the three places where it is
 bound. Whatever is not ours passes through untouched. ``from pymc import fit`` *before* importing this package keeps
@@ -10,6 +10,7 @@ import inspect
 import re
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Any
 
@@ -20,12 +21,16 @@ import pymc.variational.inference
 
 from pymc.variational.opvi import Approximation
 
+from pymc_ngvi.core.messages import shortened
+from pymc_ngvi.core.sizes import N_PREDICTED, Seed
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, split_options
 from pymc_ngvi.inference import NGVI, fit_ngvi, options_text
 from pymc_ngvi.results.approximation import NGVIApproximation
 
 METHOD = "ngvi"
 _PLACES = (pymc, pymc.variational, pymc.variational.inference)
+#: What ``pm.fit`` calls in the place of any method, while `fit_model` runs.
+_INSTEAD: ContextVar[Callable[[], NGVIApproximation] | None] = ContextVar("pymc_ngvi_instead", default=None)
 #: Marks our wrapper and keeps what it wraps.
 _WRAPPED = "__pymc_ngvi_wrapped__"
 _ABOUT = (
@@ -61,6 +66,8 @@ def _wrap(original: Callable[..., Approximation]) -> Callable[..., Approximation
 
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Approximation:
+        if (instead := _INSTEAD.get()) is not None:
+            return instead()
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -82,6 +89,72 @@ def _wrap(original: Callable[..., Approximation]) -> Callable[..., Approximation
     setattr(fit, _WRAPPED, original)
     fit.__doc__ = _with_our_options(original.__doc__)
     return fit
+
+
+def fit_model(
+    model: Any, *data: Any, draws: int = N_PREDICTED, random_seed: Seed = None, **options: Any
+) -> NGVIApproximation:
+    """Fit a model of Bambi or of pymc-marketing.
+
+    Parameters
+    ----------
+    model : bambi.Model or pymc_marketing.model_builder.ModelBuilder
+        Such as ``bmb.Model(formula, frame)``, ``MMM(...)`` or ``BetaGeoModel()``. It is built where it is not yet.
+    *data
+        What the ``fit`` of a model of pymc-marketing takes: ``X, y`` of an ``MMM``, a data frame of a ``BetaGeoModel``.
+        A Bambi model has its data.
+    draws : int, default 1_000
+        Draws that a model of pymc-marketing keeps as its ``idata``.
+    random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+    **options
+        Of `pymc_ngvi.fit_ngvi`.
+
+    Returns
+    -------
+    NGVIApproximation
+        Of a Bambi model, what ``model.fit(inference_method="vi", method="ngvi")`` returns: draws, summaries and moments
+        are those of Bambi's own parameters, with intercepts at predictors of zero.
+
+    Raises
+    ------
+    TypeError
+        For a model of another kind, and for data beside a Bambi model.
+
+    Notes
+    -----
+    A model of pymc-marketing is as its own ``fit`` leaves it: contributions, predictions, plots and ``save`` use
+    ``model.idata``.
+
+    Examples
+    --------
+    >>> from pymc_marketing.clv import BetaGeoModel  # doctest: +SKIP
+    >>> model = BetaGeoModel()  # doctest: +SKIP
+    >>> approx = pymc_ngvi.fit_model(model, customers, random_seed=1)  # doctest: +SKIP
+    >>> model.expected_probability_alive()  # doctest: +SKIP
+    """
+    if hasattr(model, "formula") and hasattr(model, "backend"):
+        if data:
+            raise TypeError(f"A Bambi model has its data already; got {shortened(data)}.")
+        found: NGVIApproximation = model.fit(inference_method="vi", method=METHOD, random_seed=random_seed, **options)
+        return found
+    if not hasattr(model, "build_model"):
+        raise TypeError(
+            f"model should be a bambi.Model or a model of pymc-marketing, such as MMM(...); got {shortened(model)}. "
+            f'For a PyMC model, use pm.fit(method="{METHOD}", model=model).'
+        )
+    fits = list[NGVIApproximation]()
+
+    def fit() -> NGVIApproximation:
+        fits.append(fit_ngvi(random_seed=random_seed, **options))
+        return fits[-1]
+
+    register()
+    token = _INSTEAD.set(fit)
+    try:
+        model.fit(*data, method="advi", random_seed=random_seed, sample_kwargs={"draws": draws})
+    finally:
+        _INSTEAD.reset(token)
+    return fits[-1]
 
 
 def _with_our_options(docstring: str | None) -> str:

@@ -122,6 +122,7 @@ from pymc_ngvi.results.sampling import (
     check_options,
     constrained_state,
     covariance_of,
+    moments_of,
     sample_trace,
     sample_tree,
     sampler_init,
@@ -595,12 +596,12 @@ class NGVIApproximation(Approximation):
     @property
     def mean_data(self) -> xr.Dataset:
         """Unconstrained mean by name of the value variable, with dims and coords."""
-        return flat_dataset(self.layout, self._distribution.mean())
+        return flat_dataset(self.layout, moments_of(self._posterior)[0])
 
     @property
     def std_data(self) -> xr.Dataset:
         """Unconstrained standard deviations by name of the value variable, with dims and coords."""
-        return flat_dataset(self.layout, self._distribution.sd())
+        return flat_dataset(self.layout, moments_of(self._posterior)[1])
 
     def cov_of(self, names: str | Sequence[str]) -> xr.DataArray:
         """Return the covariance of some variables, unconstrained.
@@ -1997,7 +1998,7 @@ class NGVIApproximation(Approximation):
         tree[APPROXIMATION] = xr.DataTree(group_of(content, inline=False, attrs=readable(posterior)))
         if resumable and (saved := fitted._saved_fit()) is not None:
             tree[FIT] = xr.DataTree(group_of({"snapshot": saved}, inline=True))
-        moments = np.stack([posterior.distribution.mean(), posterior.distribution.sd()])
+        moments = np.stack(moments_of(posterior))
         tree[UNCONSTRAINED] = xr.DataTree(flat_dataset(self.layout, moments, {"moment": ["mean", "sd"]}))
         tree.attrs |= versions()
         return tree

@@ -2,9 +2,9 @@
 
 import functools
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 from unittest import mock
 
@@ -23,6 +23,7 @@ from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import data_in, quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
+from pymc_ngvi.graphs.bambi import OBS, keep_parameters
 from pymc_ngvi.reading.roles import uncoupled_axes
 from pymc_ngvi.results.distributions import Posterior, roles_of, two_points
 
@@ -562,6 +563,7 @@ def predictions_at(
         raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
     if posterior.density.is_sharded:
         raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
+    bambi_model = bambi_model_of(posterior, new_data, bambi_model)
     with posterior.with_data_of_fit():
         if bambi_model is None:
             rows = new = NewData.of(posterior.density.given, posterior.layout.coords, new_data)
@@ -609,7 +611,7 @@ def predictions_at(
             lambda: function(known), new, needed_data, "The model can't draw what it is to predict: {}"
         )
         if bambi_model is not None:  # an intercept alone has one value for all rows
-            values = [np.broadcast_to(v, (len(v), len(model.coords[_OBS]), *v.shape[2:])) for v in values]
+            values = [np.broadcast_to(v, (len(v), len(model.coords[OBS]), *v.shape[2:])) for v in values]
         tree = tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
         if hasattr(getattr(bambi_model, "family", None), "transform_mean"):
             _with_probabilities(tree, bambi_model)
@@ -631,7 +633,7 @@ def _wanted(posterior: Posterior, model: Any, var_names: str | Sequence[str] | N
     fitted = {*(v.name for v in posterior.layout.variables), *posterior.density.summed_out.names}
     names = [rv.name for rv in model.basic_RVs if rv in model.observed_RVs or rv.name not in fitted]
     if by_rows:
-        of_rows = [d.name for d in model.deterministics if _OBS in (model.named_vars_to_dims.get(d.name) or ())]
+        of_rows = [d.name for d in model.deterministics if OBS in (model.named_vars_to_dims.get(d.name) or ())]
         return checked_names(var_names, [*of_rows, *names], "which is not predicted")
     if var_names is not None:
         return checked_names(var_names, [v.name for v in (*model.basic_RVs, *model.deterministics)])
@@ -718,115 +720,7 @@ def _axes_of(new: NewData, name: str, shape: tuple[int, ...]) -> tuple[tuple[str
     return tuple(dims), coords
 
 
-# --- posterior draws of Bambi models: put the intercept where Bambi's own functions look for it ---
-# Bambi subtracts the column means of the predictors inside the PyMC model, so that the intercept there is the linear
-# predictor at mean predictors. It moves the draws of a Markov chain to predictors of zero, which is what `predict` and
-# its like take for granted, but not the draws of a variational approximation.
-
-#: Attribute of the posterior group that says that its intercepts are at predictors of zero.
-MARK = "pymc_ngvi_intercept_uncentred"
-
-
-def uncentre_bambi_intercept(model: Any, idata: xr.DataTree) -> xr.DataTree:
-    """Move the intercepts of a variational posterior from mean predictors to predictors of zero.
-
-    With this, ``model.predict`` and the functions that build on it give for variational draws what they give for the
-    draws of a Markov chain.
-
-    Parameters
-    ----------
-    model : bambi.Model
-        Built: ``model.fit`` or ``model.build`` has been called.
-    idata : xarray.DataTree
-        Draws from the approximation of this model, as ``approx.sample`` returns them. Not modified.
-
-    Returns
-    -------
-    xarray.DataTree
-        A copy in which every component with both an intercept and common terms has
-        ``intercept - sum_j mean(x_j) coefficient_j`` as its intercept, all else equal, and with the dimensions of
-        group-specific effects in the order of Bambi's own results. An attribute of the posterior group records it;
-        draws that are marked so, and draws that Bambi has moved itself, come back as they are.
-
-    Raises
-    ------
-    TypeError
-        If ``model`` is no Bambi model, or ``idata`` no DataTree.
-    ValueError
-        If the model is not built, or the draws are not of this model.
-
-    Notes
-    -----
-    Nothing changes with ``center_predictors=False``, and for components without an intercept or without common terms.
-
-    Examples
-    --------
-    >>> import bambi as bmb  # doctest: +SKIP
-    >>> model = bmb.Model("y ~ x", data)  # doctest: +SKIP
-    >>> approx = model.fit(inference_method="vi", method="ngvi")  # doctest: +SKIP
-    >>> posterior = uncentre_bambi_intercept(model, approx.sample(2_000))  # doctest: +SKIP
-    >>> model.predict(posterior)  # doctest: +SKIP
-    """
-    if not isinstance(idata, xr.DataTree):
-        raise TypeError(f"idata should be a DataTree, as approx.sample(2_000) returns it; got {type(idata).__name__}.")
-    if "posterior" not in idata.children:
-        raise ValueError(f"idata has no group 'posterior'; its groups are {list(idata.children)}.")
-    components = list(_centred_components(model))
-    result = idata.copy()
-    posterior = result["posterior"].to_dataset()
-    if MARK in posterior.attrs or posterior.attrs.get("modeling_interface") == "bambi":
-        return result
-    for component, means in components:
-        name = _label(component.intercept_term)
-        terms = [_label(term) for term in component.common_terms.values()]
-        missing = [n for n in (name, *terms) if n not in posterior]
-        if missing:
-            formula = getattr(getattr(model, "formula", None), "main", None) or type(model).__name__
-            raise ValueError(
-                f"The posterior has no {', '.join(map(repr, missing))}: these are not draws from the model "
-                f"{formula!r}, or variables were left out of them."
-            )
-        shift = _shift(posterior[name], [posterior[term] for term in terms], means)
-        posterior[name] = (posterior[name] - shift).assign_attrs(posterior[name].attrs)
-    # As Bambi orders the draws of a chain: the groups of group-specific effects come last.
-    factors = [dim for dim in posterior.dims if str(dim).endswith("__factor_dim")]
-    # The mark is a string: netCDF has no booleans.
-    result["posterior"].dataset = posterior.transpose(..., *factors).assign_attrs({MARK: "true"})
-    return result
-
-
-def _centred_components(model: Any) -> Iterator[tuple[Any, Array]]:
-    """Yield each component whose predictors were centred, and the means of its columns."""
-    if not all(hasattr(model, name) for name in ("built", "backend", "center_predictors")):
-        raise TypeError(f"model should be a bambi.Model; got {type(model).__name__}.")
-    if not model.built or model.backend is None:
-        raise ValueError("The Bambi model is not built: call model.build() or model.fit(...) first.")
-    for part in model.backend.distributional_components.values():
-        design = part.design_matrix_without_intercept  # None where Bambi did not centre
-        if design is not None:
-            yield part.component, np.asarray(design, dtype=np.float64).mean(axis=0)
-
-
-def _shift(intercept: xr.DataArray, coefficients: Sequence[xr.DataArray], means: Array) -> xr.DataArray:
-    """Return the linear predictor of the common terms at mean predictors, with the dims of the intercept."""
-    # A term of several columns has one dim more than the intercept; the columns are in the order of the terms.
-    columns = [of.transpose(*intercept.dims, ...).to_numpy().reshape(*intercept.shape, -1) for of in coefficients]
-    values = np.concatenate(columns, axis=-1)
-    if (n := values.shape[-1]) != len(means):
-        raise ValueError(
-            f"The common terms have {n} coefficients in the draws, but the model has {len(means)} columns of "
-            "predictors: these are not draws from this model."
-        )
-    return intercept.copy(data=values @ means)
-
-
-def _label(term: Any) -> str:
-    return str(term.alias or term.name)
-
-
 # --- models that Bambi built, with the rows of a data frame: built again, with the means and transforms of the fit ---
-
-_OBS = "__obs__"
 
 
 class _Rows(np.ndarray[Any, Any]):
@@ -835,6 +729,11 @@ class _Rows(np.ndarray[Any, Any]):
     def squeeze(self, axis: Any = None) -> Any:
         """Return it without further axes of length 1."""
         return self.reshape(len(self), *(n for n in self.shape[1:] if n > 1))
+
+
+def bambi_model_of(posterior: Posterior, frame: Any, model: Any) -> Any:
+    """Return the Bambi model that a data frame is for: as given, or that of the fit."""
+    return posterior.layout.bambi.spec if model is None and hasattr(frame, "columns") else model
 
 
 def rows_of_bambi(posterior: Posterior, model: Any, frame: Any, *, observed: bool) -> NewData:
@@ -868,10 +767,11 @@ def rows_of_bambi(posterior: Posterior, model: Any, frame: Any, *, observed: boo
 
     with mock.patch.object(pm.gp.HSGP, "prior_linearized", centred_as_before):
         backend.build(spec)
+    keep_parameters(backend.model, replace(posterior.layout.bambi, data=frame))
     missing = [v.name for v in posterior.layout.variables if v.name not in backend.model.named_vars]
     if missing:
         raise ValueError(f"The approximation has {quoted(missing)}: it is not one of this Bambi model.")
-    of_fit = {dim: _levels(known) for dim, known in posterior.layout.coords.items() if dim != _OBS}
+    of_fit = {dim: _levels(known) for dim, known in posterior.layout.coords.items() if dim != OBS}
     return NewData(backend.model, {}, labels, of_fit)
 
 

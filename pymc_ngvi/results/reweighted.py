@@ -44,6 +44,7 @@ from pymc_ngvi.results.predictions import (
     Given,
     NewData,
     Treatments,
+    bambi_model_of,
     checked_dict,
     given_new_data,
     places_among,
@@ -248,6 +249,7 @@ class NewRows:
     def __init__(self, posterior: Posterior, given: Given, bambi_model: Any = None) -> None:
         self._posterior = posterior
         #: The model of Bambi, and the data frame.
+        bambi_model = bambi_model_of(posterior, given, bambi_model)
         self.of_bambi = None if bambi_model is None else (bambi_model, given)
         observed: dict[str, Any]
         if bambi_model is None:
@@ -862,7 +864,9 @@ def _with_all_rows(
         model = every.model()
     else:
         of_bambi, frame = rows.of_bambi
-        frame = pd.concat([of_bambi._response_component.response.data, frame]) if has_rows else frame
+        of_fit = posterior.layout.bambi.data
+        of_fit = of_bambi._response_component.response.data if of_fit is None else of_fit
+        frame = pd.concat([of_fit, frame]) if has_rows else frame
         model = rows_of_bambi(posterior, of_bambi, frame, observed=True).model
     density = LogDensity(model, backend=posterior.density.backend, checks_derivatives=False)
     if not has_rows:

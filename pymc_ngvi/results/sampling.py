@@ -31,7 +31,7 @@ from pymc_ngvi.core.sizes import (
     generator_of,
     seed_of,
 )
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
@@ -55,8 +55,45 @@ def covariance_of(posterior: Posterior, names: str | Sequence[str]) -> xr.DataAr
     """Return the covariance of some variables; see `NGVIApproximation.cov_of`."""
     index = indices_of(posterior.layout, names)
     labels = [posterior.layout.label(int(i)) for i in index]
-    block, dims = posterior.distribution.cov_block(index), ("unconstrained", "unconstrained_2")
+    dims, (_, block) = ("unconstrained", "unconstrained_2"), _joint_moments(posterior, index)
     return xr.DataArray(block, dims=dims, coords=dict.fromkeys(dims, labels), name="covariance")
+
+
+def moments_of(posterior: Posterior) -> tuple[Array, Array]:
+    """Return unconstrained means and standard deviations, (n_dim,); intercepts of a Bambi model are its own."""
+    mean, sd = np.array(posterior.distribution.mean()), np.array(posterior.distribution.sd())
+    moved = {c.intercept for c in posterior.layout.bambi.centrings}
+    for v in posterior.layout.variables:
+        if v.value_name in moved:
+            mean[v.where], cov = _joint_moments(posterior, np.arange(v.where.start, v.where.stop))
+            sd[v.where] = np.sqrt(np.diag(cov))
+    return mean, sd
+
+
+def _joint_moments(posterior: Posterior, index: Indices) -> tuple[Array, Array]:
+    """Return means and covariances of unconstrained coordinates; intercepts of a Bambi model are its own."""
+    q, layout = posterior.distribution, posterior.layout
+    coefficients = sorted({name for c in layout.bambi.centrings for name in c.coefficients})
+    if not {*coefficients} <= {v.value_name for v in layout.variables}:  # intercepts are no linear functions
+        draws = _uncentred(posterior, posterior.draw(N_REWEIGHTED, np.random.default_rng(FIXED_SEED)))[:, index]
+        return draws.mean(axis=0), np.atleast_2d(np.cov(draws, rowvar=False))
+    if not coefficients:
+        return q.mean()[index], q.cov_block(index)
+    behind = np.union1d(index, indices_of(layout, coefficients))
+    points = np.vstack([q.mean(), np.zeros((len(behind), layout.n_dim))])
+    points[1 + np.arange(len(behind)), behind] = 1.0
+    mean, *units = _uncentred(posterior, points)[:, index]
+    return mean, np.transpose(units) @ q.cov_block(behind) @ units
+
+
+def _uncentred(posterior: Posterior, theta: Array) -> Array:
+    """Return unconstrained vectors, (n, n_dim), with the intercepts of a Bambi model in the place of centred ones."""
+    names, result = frozenset(c.intercept for c in posterior.layout.bambi.centrings), np.array(theta)
+    values = Constrainer.of(posterior.density, names=names)(theta)
+    for v in posterior.layout.variables:
+        if v.value_name in values:
+            result[:, v.where] = values[v.name].reshape(len(theta), -1)
+    return result
 
 
 def constrained_state(posterior: Posterior) -> VIState:
@@ -64,16 +101,17 @@ def constrained_state(posterior: Posterior) -> VIState:
     q, layout, model = posterior.distribution, posterior.layout, posterior.model
     constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(FIXED_SEED)
     names = [rv.name for rv in model.free_RVs]
-    values, unconstrained_sd = constrainer(q.mean()[None]), layout.unflatten(q.sd())
+    mean, unconstrained_sd = moments_of(posterior)
+    values, uncentred = constrainer(q.mean()[None]), layout.bambi.uncentred
     theta = posterior.draw(min(N_REWEIGHTED, max(HELD // layout.n_dim, 2)), rng)
-    draws = constrainer(theta[np.isfinite(theta).all(axis=1)])  # there are draws that q could not make
+    draws = uncentred(constrainer(theta[np.isfinite(theta).all(axis=1)]))  # there are draws that q could not make
     sd = {name: draws[name].std(axis=0, ddof=1) for name in names}
-    sd |= {name: unconstrained_sd[name] for name in names if name in unconstrained_sd}
-    mean_set = constrained_dataset(model, {n: values[n][0] for n in names})
+    sd |= {name: of for name, of in layout.unflatten(unconstrained_sd).items() if name in names}
+    mean_set = constrained_dataset(model, {n: uncentred(values)[n][0] for n in names})
     sd_set = constrained_dataset(model, sd)
     if posterior.include_transformed:
-        mean_set = mean_set.merge(flat_dataset(layout, q.mean()), compat="override")
-        sd_set = sd_set.merge(flat_dataset(layout, q.sd()), compat="override")
+        mean_set = mean_set.merge(flat_dataset(layout, mean), compat="override")
+        sd_set = sd_set.merge(flat_dataset(layout, unconstrained_sd), compat="override")
     return VIState(mean=mean_set, std=sd_set)
 
 
@@ -194,6 +232,10 @@ def sample_tree(
     for group in {"posterior", "sample_stats"} & set(tree.children):
         tree[group].attrs.update(attrs)
     outcome = {} if posterior.record is None else posterior.record.attrs()
+    if posterior.layout.bambi.left_out:
+        found = tree["posterior"].to_dataset().assign_attrs(modeling_interface="bambi")
+        dims = sorted(filter(found.dims.__contains__, model.coords), key=lambda dim: dim.endswith("__factor_dim"))
+        tree["posterior"] = xr.DataTree(found.transpose("chain", "draw", *dims, ...))  # as in Bambi's own results
     for node in (tree, tree["posterior"]):
         node.attrs.update(outcome)
     return tree
@@ -229,17 +271,19 @@ def _constrainer(
     posterior: Posterior, var_names: Names, *, transformed: bool, with_batches: bool
 ) -> tuple[Constrainer, frozenset[str] | None]:
     """Return what evaluates the named variables but for discrete ones, and the names; None for all of them."""
-    left_out = frozenset() if with_batches else of_batches(posterior.density.model)
+    of_batch = frozenset() if with_batches else of_batches(posterior.density.model)
+    left_out = of_batch | posterior.layout.bambi.left_out
     if var_names is None and not left_out:
         return posterior.constrain, None
     discrete = posterior.density.summed_out.shown
     values = {v.name: v.value_name for v in posterior.layout.variables}
     valid = dict.fromkeys([*values, *(d.name for d in posterior.density.deterministics), *values.values(), *discrete])
-    if var_names is None:
+    if of_batch and var_names is None:
         logger.info(
-            f"Without {quoted(sorted(left_out))}, of the rows of one minibatch: pm.sample_posterior_predictive has "
+            f"Without {quoted(sorted(of_batch))}, of the rows of one minibatch: pm.sample_posterior_predictive has "
             "them, in a model of all rows or of new ones."
         )
+    if var_names is None:
         var_names = [name for name in valid if name not in left_out]
     names = frozenset(checked_names(var_names, valid))
     if transformed:

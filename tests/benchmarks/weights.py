@@ -255,14 +255,13 @@ def _cells(rows: Sequence[Row], comparable: Sequence[Row]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing and write the table."""
-    docs = Path(__file__).parents[2] / "docs"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--targets", nargs="+", choices=COMPONENTS, default=list(COMPONENTS), metavar="TARGET")
     parser.add_argument("--seeds", type=int, default=20, help="run the starts 1 to this; 0: only the table")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "weights.csv")
-    page = docs / "mixture_weights.md"
+    page = Path(__file__).parent / "results" / "weights.md"
     parser.add_argument("--table", type=Path, default=page, help="page with marks, or a new file")
     options = parser.parse_args(arguments)
     records = Records(options.out, FIELDS)
