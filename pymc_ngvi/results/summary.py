@@ -4,12 +4,10 @@ import functools
 import importlib
 import itertools
 import math
-import threading
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -428,7 +426,7 @@ def summary_of_draws(
     options: dict[str, Any],
 ) -> Summary:
     """Return a summary without sentences above the table."""
-    table_of = imported("arviz_stats").summary  # 0.7 s
+    table_of = importlib.import_module("arviz_stats").summary  # 0.7 s
     by_sd = options.get("kind", "stats") == "stats" and options.get("round_to", "auto") == "auto"
     # Variables are chosen, or another kind of result: all of it is one table then.
     chosen = any(options.get(name) is not None for name in ("var_names", "filter_vars", "coords", "group", "fmt"))
@@ -447,18 +445,6 @@ def summary_of_draws(
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
     notes = (*planned.notes, *_heavy_tails(shown), _error_sentence(posterior, draws), *_thin_tails(posterior))
     return Summary((), table, None, sections, notes, by_sd)
-
-
-def imported(name: str) -> ModuleType:
-    """Import a module in a thread of its own, and return it.
-
-    Some packages look at every frame of the stack for each of their lazy modules: deep inside a fit, ArviZ would take
-    two seconds in the place of one.
-    """
-    worker = threading.Thread(target=importlib.import_module, args=(name,))
-    worker.start()
-    worker.join()
-    return importlib.import_module(name)
 
 
 def _error_sentence(posterior: Posterior, draws: int) -> str:
@@ -587,7 +573,7 @@ def prior_sensitivity(
     }
     limit = khat_limit(draws)
     doubts = (*doubts, *(f"k-hat of {name} is above {limit:.2g}" for name, value in khat.items() if value > limit))
-    summary = functools.partial(imported("arviz_stats").psense_summary, alphas=_POWERS)
+    summary = functools.partial(importlib.import_module("arviz_stats").psense_summary, alphas=_POWERS)
     table = summary(tree, threshold=threshold)
     # Jackknife: without each of some parts of the draws.
     parts = [tree.isel(draw=np.arange(draws) % _N_PARTS != k) for k in range(_N_PARTS)]
