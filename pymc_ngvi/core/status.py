@@ -62,22 +62,21 @@ class Status(Enum):
     CONVERGED = (
         "converged",
         "The ELBO still to be gained within this family is below the tolerance.",
-        "Nothing to do; diagnose() says whether the best of the family is near enough to the posterior.",
+        "Nothing to do; diagnose() says whether the approximation is close enough to the posterior.",
     )
     LEVELLED = (
         "levelled off",
-        "The ELBO has stopped rising at the steps taken, but more than the tolerance is still to be gained, or nothing "
-        "tells how much.",
-        "approx.gap says how many nats are left, if that is known. With stochastic step rules: more n_draws, a longer "
+        "The ELBO has stopped rising, but more than the tolerance is still to be gained, or it is not known how much.",
+        "approx.gap is what is left, in nats, if that is known. With stochastic step rules: more n_draws, a longer "
         "window, a smaller step_size (if the rule takes one), or step='adaptive' on the full data. With a diagonal or "
         "block family: a smaller tol, more n_draws, or family='full'.",
     )
     NOISE_LIMITED = (
         "noise-limited",
         "The Monte Carlo noise at the largest number of draws hides whether the tolerance is met.",
-        "Raise max_draws where little is missing (approx.gap), or where it was lowered. Otherwise the posterior is far "
+        "Raise max_draws if little is missing (approx.gap), or if you lowered it. Otherwise the posterior is far "
         "from Gaussian, as with a scale for each coefficient (a horseshoe), and more draws do not help: reparametrise "
-        "(non-centred hierarchies, standardised predictors), or use pm.sample; diagnose() says what is off.",
+        "(non-centred hierarchies, standardised predictors), or use pm.sample; diagnose() says what is wrong.",
     )
     STALLED = (
         "stalled",

@@ -113,10 +113,10 @@ def of_modes(modes: Sequence[OtherMode], q: Any, layout: Layout, cure: str = "")
     apart = np.abs(modes[0].q.mean() - mean) / sd
     far = np.argsort(-apart)[:N_NAMED]
     far = far[apart[far] > _NEAR_FARTHEST * apart[far[0]]]
-    place = ", ".join(f"`{layout.label(int(i))}` = {modes[0].q.mean()[i]:.3g} (q: {mean[i]:.3g})" for i in far)
+    place = ", ".join(f"`{layout.label(int(i))}` = {modes[0].q.mean()[i]:.3g} (here {mean[i]:.3g})" for i in far)
     what, at = ("another mode", "at") if len(modes) == 1 else (f"{len(modes)} other modes", "the largest at")
     mass = percent(share, ".0f" if share >= 0.01 else ".1f")
-    said = f"the posterior has {what}, with {mass} of the mass, {at} {place}, which q leaves out"
+    said = f"the posterior has {what}, with {mass} of the mass, {at} {place}, which the approximation leaves out"
     return [Condition("modes", share, 0.0, said, against, cure=cure)]
 
 
@@ -277,7 +277,7 @@ class FitRecord:
         """What happened: of the status, or of some coordinates; what was not done; what is odd about the data."""
         said = self.status.sentence
         if self.improper:
-            said = f"The posterior is improper: far out, its density does not fall in {listed(self.improper, _NAME)}."
+            said = f"The posterior is improper: its density does not fall off with {listed(self.improper, _NAME)}."
         elif self.growing:
             which, verb = ("deviation", "keeps") if len(self.growing) == 1 else ("deviations", "keep")
             said = (
@@ -481,7 +481,7 @@ class SoFar[A: Any]:
                 return False
             record = replace(record, status=Status.INTERRUPTED, status_before=record.status)
         elif self._will_do and isinstance(error, Exception) and not isinstance(error, MemoryError):
-            said = _told("What was to come after this posterior", "It is kept.", error, logging.WARNING)
+            said = _told("A later step", "It is kept.", error, logging.WARNING)
             approx, undone = self._now()
             record, undone = cast(FitRecord, approx.record), (f"{', '.join(undone)} ({said})",)
         else:

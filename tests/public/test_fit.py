@@ -143,7 +143,7 @@ def test_broken_n_is_refused(n, method):
         "fit_ngvi": lambda: fit_ngvi(n, model=model, **QUIET),
         "NGVI.fit": lambda: NGVI(model).fit(n, **QUIET),
     }
-    with pytest.raises(ValueError, match="n is the most iterations, a whole number of at least 0; got"):
+    with pytest.raises(ValueError, match="n is the maximum number of iterations, a whole number of at least 0; got"):
         calls[method]()
 
 
