@@ -447,6 +447,7 @@ class NGVIApproximation(Approximation):
         """
         return self._posterior.draw(check_draws(n), self.generator(random_seed))
 
+    @task("Drawing from the posterior")
     def sample(
         self,
         draws: int = 500,
@@ -757,6 +758,7 @@ class NGVIApproximation(Approximation):
 
     # --- diagnosis ---
 
+    @task("Importance weights")
     def khat(self, draws: int | None = None, random_seed: Seed = None) -> float:
         """Return the Pareto k-hat of the importance weights: the shape of their tail.
 
@@ -788,6 +790,7 @@ class NGVIApproximation(Approximation):
         own = draws is None and random_seed is None
         return log_ratio_of(self._posterior, draws, None if own else self.generator(random_seed))
 
+    @task("Checking the approximation")
     def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
 
@@ -864,6 +867,7 @@ class NGVIApproximation(Approximation):
 
     # --- summary ---
 
+    @task("Summary")
     def summary(
         self,
         draws: int = N_SHOWN,
@@ -915,6 +919,7 @@ class NGVIApproximation(Approximation):
 
     # --- corrections ---
 
+    @task("Importance weights")
     def corrected(self, draws: int = N_WEIGHED, *, random_seed: Seed = None) -> "NGVIApproximation":
         """Return draws of q with their importance weights, as an approximation that is nearer to the posterior.
 
@@ -991,6 +996,7 @@ class NGVIApproximation(Approximation):
             return known if self._next_step is not None else replace(known, open=why)
         return self._judged_by(standing_diagnosis(self._posterior)).checks
 
+    @task("Moving draws")
     def chains(self, random_seed: Seed = None) -> xr.DataTree:
         """Return the chains of a moved posterior, as they were moved: many short ones.
 
@@ -1330,6 +1336,7 @@ class NGVIApproximation(Approximation):
 
     # --- predictions ---
 
+    @task("Predictions")
     def predict(
         self,
         new_data: Given | Any = None,
@@ -1448,6 +1455,7 @@ class NGVIApproximation(Approximation):
         theta = posterior.draw(draws_of_chains(draws), rng)
         return functools.partial(predictions_at, posterior, theta, seed_of(rng))
 
+    @task("Predictions")
     def average_predictions(
         self,
         at: Settings | None = None,
@@ -1525,6 +1533,7 @@ class NGVIApproximation(Approximation):
 
     # --- priors ---
 
+    @task("Another prior")
     def with_prior(
         self,
         priors: Mapping[str, Any] | None = None,
@@ -1599,6 +1608,7 @@ class NGVIApproximation(Approximation):
         rng = self._generator_of_fit(random_seed, PRIORS)
         return self._of_weighted(Reweighted, reweighted(self._posterior, {**(priors or {}), **by_name}, draws, rng))
 
+    @task("Other priors")
     def prior_sensitivity(
         self,
         var_names: str | Sequence[str] | None = None,
@@ -1705,6 +1715,7 @@ class NGVIApproximation(Approximation):
 
     # --- new_rows ---
 
+    @task("Update")
     def update(
         self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None, bambi_model: Any = None
     ) -> "Updated":
@@ -1857,6 +1868,7 @@ class NGVIApproximation(Approximation):
 
     # --- left_out ---
 
+    @task("Scores of what is left out")
     def leave_out(
         self,
         *,
