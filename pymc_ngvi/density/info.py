@@ -77,6 +77,15 @@ def constant_data(model: pm.Model) -> list[str]:
     return [f"{name!r} (all {v.flat[0]:g})" for name, v in values.items() if v.size > 1 and np.ptp(v) == 0.0]
 
 
+def of_large_counts(model: pm.Model) -> str:
+    """Return a sentence on counts that PyMC has made negative; empty where there are none."""
+    with warnings.catch_warnings(action="ignore"):  # of observations that are a graph
+        observed = find_observations(model)
+    names = [n for n, of in observed.items() if of.dtype.kind == "i" and of.min(initial=0) < np.iinfo(np.int16).min]
+    said = "PyMC keeps whole numbers in 32 bits (int32), in which counts of 2,147,483,648 and more become negative"
+    return f" {said}: give those of {quoted(names)} as float." if names else ""
+
+
 def check_model(model: pm.Model) -> None:
     """Raise ValueError, with names and a cure, if the model can't be fitted by a continuous approximation."""
     simulators = [rv.name for rv in model.basic_RVs if isinstance(getattr(rv.owner, "op", None), SimulatorRV)]
