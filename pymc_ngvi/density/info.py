@@ -38,7 +38,7 @@ from pytensor.xtensor.type import XTensorType, as_xtensor
 from pymc_ngvi.core.messages import Refused
 from pymc_ngvi.core.types import AnyArray, Indices
 from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
-from pymc_ngvi.graphs.bambi import bambi_parameters, keep_parameters
+from pymc_ngvi.graphs.bambi import ATTRIBUTE, bambi_parameters
 from pymc_ngvi.graphs.graph import simplify
 from pymc_ngvi.graphs.rewrites import behind, named, rewritten, stored_value
 from pymc_ngvi.reading.predictors import Factor, logp_of
@@ -513,7 +513,7 @@ def with_replacements(
             toposort_replace(fgraph, pairs(memo))
         changed: pm.Model = model_from_fgraph(fgraph, mutate_fgraph=True)
     changed.check_bounds = model.check_bounds
-    keep_parameters(changed, bambi_parameters(model))
+    setattr(changed, ATTRIBUTE, bambi_parameters(model))
     for name, value in initial_values.items():
         changed.set_initval(changed[name], value)
     place = {name: number for number, name in enumerate(model.named_vars)}

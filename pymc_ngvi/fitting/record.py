@@ -358,11 +358,15 @@ class FitRecord:
         if verdict.is_exact:
             what = "Exact posterior"
         if self.is_prior:
-            what, also = "Prior of the model, which has no observed variables,", ""
+            what = "Prior of the model, which has no observed variables,"
+            also = also * (verdict.word is Word.NOT_RELIABLE)
         said = f"{what} in {self.compile_seconds + self.run_seconds:,.1f} s"
-        if verdict.word is Word.NOT_JUDGED or (self.is_pool and verdict.word is Word.RELIABLE):
+        is_open = verdict.word is Word.NOT_JUDGED or (self.is_pool and verdict.word is Word.RELIABLE)
+        if is_open and not self.is_prior:
             return f"{said}; approx.summary() shows it, and whether it is reliable."
-        return f"{said}{': ' * bool(also)}{also}{'; approx.summary() shows it' * verdict.is_reliable}."
+        return (
+            f"{said}{': ' * bool(also)}{also}{'; approx.summary() shows it' * (verdict.word is not Word.NOT_RELIABLE)}."
+        )
 
     @property
     def bookkeeping(self) -> str:

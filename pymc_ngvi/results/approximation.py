@@ -447,6 +447,7 @@ class NGVIApproximation(Approximation):
         """
         return self._posterior.draw(check_draws(n), self.generator(random_seed))
 
+    @task("Drawing from the posterior")
     def sample(
         self,
         draws: int = 500,
@@ -474,7 +475,8 @@ class NGVIApproximation(Approximation):
         var_names : str or sequence of str, optional
             Free variables, Deterministics, or unconstrained values (``sd_log__``): only these are evaluated and kept.
             Default: all, but for Deterministics that read ``pm.Minibatch`` data, which have the rows of one batch. For
-            all rows, or new ones: ``pm.sample_posterior_predictive`` in a model of these.
+            all rows, or new ones: ``pm.sample_posterior_predictive`` in a model of these. Of a Bambi model, those that
+            Bambi's own results have.
         importance : {"psis", "psir"}, optional
             Correct q by Pareto-smoothed importance weights. "psis": draws of q, with ``log_weight`` in
             ``sample_stats``, normalised. "psir": draws without weights, resampled from ten times as many (at least
@@ -495,7 +497,9 @@ class NGVIApproximation(Approximation):
         Returns
         -------
         xarray.DataTree or MultiTrace
-            Group ``posterior`` holds free variables on their constrained scale and Deterministics. With
+            Group ``posterior`` holds free variables on their constrained scale and Deterministics. Of a Bambi model,
+            intercepts are at predictors of zero, as in Bambi's own results, for ``model.predict`` and its like;
+            ``pm.sample_posterior_predictive`` in the PyMC model would need those at mean predictors. With
             ``log_p=True``, ``sample_stats`` holds ``log_p`` (unnormalised, Jacobian included) and ``log_q``, both on
             the unconstrained scale; ``log_p`` is left out where ``pm.set_data`` changed the data after the fit, since
             the draws are not from the posterior given the new data. For mixtures, ``sample_stats`` has the
@@ -595,12 +599,12 @@ class NGVIApproximation(Approximation):
 
     @property
     def mean_data(self) -> xr.Dataset:
-        """Unconstrained mean by name of the value variable, with dims and coords."""
+        """Unconstrained mean by name of the value variable; intercepts of a Bambi model are its own."""
         return flat_dataset(self.layout, moments_of(self._posterior)[0])
 
     @property
     def std_data(self) -> xr.Dataset:
-        """Unconstrained standard deviations by name of the value variable, with dims and coords."""
+        """Unconstrained standard deviations, like `mean_data`."""
         return flat_dataset(self.layout, moments_of(self._posterior)[1])
 
     def cov_of(self, names: str | Sequence[str]) -> xr.DataArray:
@@ -754,6 +758,7 @@ class NGVIApproximation(Approximation):
 
     # --- diagnosis ---
 
+    @task("Importance weights")
     def khat(self, draws: int | None = None, random_seed: Seed = None) -> float:
         """Return the Pareto k-hat of the importance weights: the shape of their tail.
 
@@ -785,6 +790,7 @@ class NGVIApproximation(Approximation):
         own = draws is None and random_seed is None
         return log_ratio_of(self._posterior, draws, None if own else self.generator(random_seed))
 
+    @task("Checking the approximation")
     def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
 
@@ -861,6 +867,7 @@ class NGVIApproximation(Approximation):
 
     # --- summary ---
 
+    @task("Summary")
     def summary(
         self,
         draws: int = N_SHOWN,
@@ -912,6 +919,7 @@ class NGVIApproximation(Approximation):
 
     # --- corrections ---
 
+    @task("Importance weights")
     def corrected(self, draws: int = N_WEIGHED, *, random_seed: Seed = None) -> "NGVIApproximation":
         """Return draws of q with their importance weights, as an approximation that is nearer to the posterior.
 
@@ -988,6 +996,7 @@ class NGVIApproximation(Approximation):
             return known if self._next_step is not None else replace(known, open=why)
         return self._judged_by(standing_diagnosis(self._posterior)).checks
 
+    @task("Moving draws")
     def chains(self, random_seed: Seed = None) -> xr.DataTree:
         """Return the chains of a moved posterior, as they were moved: many short ones.
 
@@ -1327,6 +1336,7 @@ class NGVIApproximation(Approximation):
 
     # --- predictions ---
 
+    @task("Predictions")
     def predict(
         self,
         new_data: Given | Any = None,
@@ -1362,7 +1372,7 @@ class NGVIApproximation(Approximation):
         draws : int, default 1_000
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         bambi_model : bambi.Model, optional
-            The model that was fitted, where ``new_data`` is a DataFrame.
+            The Bambi model, where it is not known: of an approximation that comes from a pickle.
 
         Returns
         -------
@@ -1430,7 +1440,12 @@ class NGVIApproximation(Approximation):
         Traceback (most recent call last):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
+        bambi_model = bambi_model or self._bambi_model_for(new_data)
         return self._predictor(draws, random_seed)(new_data, groups, var_names, bambi_model=bambi_model)
+
+    def _bambi_model_for(self, new_data: object) -> Any:
+        """Return the Bambi model that was fitted, for new rows as a DataFrame."""
+        return self.layout.bambi.spec if hasattr(new_data, "columns") else None
 
     def _predictor(self, draws: int, random_seed: Seed) -> Callable[..., xr.DataTree]:
         """Return what predicts at the same draws, with the same random numbers, whatever the new data are."""
@@ -1440,6 +1455,7 @@ class NGVIApproximation(Approximation):
         theta = posterior.draw(draws_of_chains(draws), rng)
         return functools.partial(predictions_at, posterior, theta, seed_of(rng))
 
+    @task("Predictions")
     def average_predictions(
         self,
         at: Settings | None = None,
@@ -1517,6 +1533,7 @@ class NGVIApproximation(Approximation):
 
     # --- priors ---
 
+    @task("Another prior")
     def with_prior(
         self,
         priors: Mapping[str, Any] | None = None,
@@ -1591,6 +1608,7 @@ class NGVIApproximation(Approximation):
         rng = self._generator_of_fit(random_seed, PRIORS)
         return self._of_weighted(Reweighted, reweighted(self._posterior, {**(priors or {}), **by_name}, draws, rng))
 
+    @task("Other priors")
     def prior_sensitivity(
         self,
         var_names: str | Sequence[str] | None = None,
@@ -1697,6 +1715,7 @@ class NGVIApproximation(Approximation):
 
     # --- new_rows ---
 
+    @task("Update")
     def update(
         self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None, bambi_model: Any = None
     ) -> "Updated":
@@ -1720,7 +1739,7 @@ class NGVIApproximation(Approximation):
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Default: a seed that belongs to the fit.
         bambi_model : bambi.Model, optional
-            The model that was fitted, where ``new_data`` is a DataFrame.
+            The Bambi model, where it is not known: of an approximation that comes from a pickle.
 
         Returns
         -------
@@ -1775,6 +1794,7 @@ class NGVIApproximation(Approximation):
         True
         """
         rng = self._generator_of_fit(random_seed, UPDATES)
+        bambi_model = bambi_model or self._bambi_model_for(new_data)
         return self._of_weighted(Updated, updated(self._posterior, new_data, draws, rng, bambi_model))
 
     # --- sites ---
@@ -1848,6 +1868,7 @@ class NGVIApproximation(Approximation):
 
     # --- left_out ---
 
+    @task("Scores of what is left out")
     def leave_out(
         self,
         *,

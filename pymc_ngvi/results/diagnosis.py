@@ -1315,9 +1315,7 @@ def log_ratio_of(posterior: Posterior, draws: int | None, rng: np.random.Generat
     if (of_pool := posterior.distribution.kept_log_weights()) is not None:
         return of_pool
     if rng is not None:
-        n = N_WEIGHED if draws is None else check_draws(draws)
-        with task("Importance weights", seconds=n * costs_of(posterior).weight):
-            return weighed(posterior, n, rng)
+        return weighed(posterior, N_WEIGHED if draws is None else check_draws(draws), rng)
     n = n_own(posterior) if draws is None else draws
     if posterior.log_ratio is None or len(posterior.log_ratio) < n:
         posterior.log_ratio = weighed(posterior, n, own_generator(posterior.record))
@@ -1484,8 +1482,9 @@ def diagnose(
     if budget.cut:
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
     costs = costs_of(posterior)
-    takes = budget.n_weights * costs.weight + budget.n_gradients * costs.gradient
-    with task("Checking the approximation", seconds=takes):
+    with task(
+        "Checking the approximation", seconds=budget.n_weights * costs.weight + budget.n_gradients * costs.gradient
+    ):
         again = copy.deepcopy(of_weights)
         weights, elbo, ratio = _weights_of(posterior, budget, of_weights, is_of_fit=is_of_fit)
         often = _TRAJECTORIES ** (2 if thorough else 1)

@@ -23,7 +23,7 @@ from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import data_in, quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
-from pymc_ngvi.graphs.bambi import OBS, keep_parameters
+from pymc_ngvi.graphs.bambi import ATTRIBUTE, OBS
 from pymc_ngvi.reading.roles import uncoupled_axes
 from pymc_ngvi.results.distributions import Posterior, roles_of, two_points
 
@@ -563,7 +563,6 @@ def predictions_at(
         raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
     if posterior.density.is_sharded:
         raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
-    bambi_model = bambi_model_of(posterior, new_data, bambi_model)
     with posterior.with_data_of_fit():
         if bambi_model is None:
             rows = new = NewData.of(posterior.density.given, posterior.layout.coords, new_data)
@@ -731,11 +730,6 @@ class _Rows(np.ndarray[Any, Any]):
         return self.reshape(len(self), *(n for n in self.shape[1:] if n > 1))
 
 
-def bambi_model_of(posterior: Posterior, frame: Any, model: Any) -> Any:
-    """Return the Bambi model that a data frame is for: as given, or that of the fit."""
-    return posterior.layout.bambi.spec if model is None and hasattr(frame, "columns") else model
-
-
 def rows_of_bambi(posterior: Posterior, model: Any, frame: Any, *, observed: bool) -> NewData:
     """Return the model of the rows of a data frame, and the labels of groups, those of the fit first."""
     if not hasattr(frame, "columns"):
@@ -767,7 +761,7 @@ def rows_of_bambi(posterior: Posterior, model: Any, frame: Any, *, observed: boo
 
     with mock.patch.object(pm.gp.HSGP, "prior_linearized", centred_as_before):
         backend.build(spec)
-    keep_parameters(backend.model, replace(posterior.layout.bambi, data=frame))
+    setattr(backend.model, ATTRIBUTE, replace(posterior.layout.bambi, data=frame))
     missing = [v.name for v in posterior.layout.variables if v.name not in backend.model.named_vars]
     if missing:
         raise ValueError(f"The approximation has {quoted(missing)}: it is not one of this Bambi model.")

@@ -44,7 +44,6 @@ from pymc_ngvi.results.predictions import (
     Given,
     NewData,
     Treatments,
-    bambi_model_of,
     checked_dict,
     given_new_data,
     places_among,
@@ -249,7 +248,6 @@ class NewRows:
     def __init__(self, posterior: Posterior, given: Given, bambi_model: Any = None) -> None:
         self._posterior = posterior
         #: The model of Bambi, and the data frame.
-        bambi_model = bambi_model_of(posterior, given, bambi_model)
         self.of_bambi = None if bambi_model is None else (bambi_model, given)
         observed: dict[str, Any]
         if bambi_model is None:

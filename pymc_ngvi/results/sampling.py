@@ -62,9 +62,8 @@ def covariance_of(posterior: Posterior, names: str | Sequence[str]) -> xr.DataAr
 def moments_of(posterior: Posterior) -> tuple[Array, Array]:
     """Return unconstrained means and standard deviations, (n_dim,); intercepts of a Bambi model are its own."""
     mean, sd = np.array(posterior.distribution.mean()), np.array(posterior.distribution.sd())
-    moved = {c.intercept for c in posterior.layout.bambi.centrings}
     for v in posterior.layout.variables:
-        if v.value_name in moved:
+        if v.value_name in posterior.layout.bambi.centrings:
             mean[v.where], cov = _joint_moments(posterior, np.arange(v.where.start, v.where.stop))
             sd[v.where] = np.sqrt(np.diag(cov))
     return mean, sd
@@ -73,7 +72,7 @@ def moments_of(posterior: Posterior) -> tuple[Array, Array]:
 def _joint_moments(posterior: Posterior, index: Indices) -> tuple[Array, Array]:
     """Return means and covariances of unconstrained coordinates; intercepts of a Bambi model are its own."""
     q, layout = posterior.distribution, posterior.layout
-    coefficients = sorted({name for c in layout.bambi.centrings for name in c.coefficients})
+    coefficients = layout.bambi.coefficients
     if not {*coefficients} <= {v.value_name for v in layout.variables}:  # intercepts are no linear functions
         draws = _uncentred(posterior, posterior.draw(N_REWEIGHTED, np.random.default_rng(FIXED_SEED)))[:, index]
         return draws.mean(axis=0), np.atleast_2d(np.cov(draws, rowvar=False))
@@ -88,7 +87,7 @@ def _joint_moments(posterior: Posterior, index: Indices) -> tuple[Array, Array]:
 
 def _uncentred(posterior: Posterior, theta: Array) -> Array:
     """Return unconstrained vectors, (n, n_dim), with the intercepts of a Bambi model in the place of centred ones."""
-    names, result = frozenset(c.intercept for c in posterior.layout.bambi.centrings), np.array(theta)
+    names, result = frozenset(posterior.layout.bambi.centrings), np.array(theta)
     values = Constrainer.of(posterior.density, names=names)(theta)
     for v in posterior.layout.variables:
         if v.value_name in values:

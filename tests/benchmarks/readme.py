@@ -10,8 +10,7 @@ Examples
 --------
 ::
 
-    python readme.py
-    python readme.py --kinds marketing --python ENVIRONMENT/bin/python  # one that has pymc-marketing
+    python readme.py --python ENVIRONMENT/bin/python  # which has nutpie and pymc-marketing
     python readme.py --tables
 """
 
@@ -98,7 +97,7 @@ def of_users(*names: str) -> dict[str, Callable[[], pm.Model]]:
 
 #: By kind, as README calls it: name -> function that makes the model.
 KINDS = {
-    "regression": {
+    "regression (GLM)": {
         "heart": heart, "logistic, 40 coefficients": large.dense_regression,
         **of_users(
             "regression: earnings on height", "regression: house prices", "regression: logistic rare",
@@ -129,11 +128,11 @@ KINDS = {
             "series and fields: basis process", "series and fields: spline",
         ),
     },
-    "survival, hurdle, zero inflation": of_users(
+    "survival, hurdle, zero-inflated counts": of_users(
         "counts and survival: weibull censored", "counts and survival: frailty", "counts and survival: zero inflated",
         "counts and survival: hurdle", "counts and survival: occupancy", "counts and survival: beta binomial",
     ),
-    "marketing": {f"seed {seed}": partial(marketing, seed) for seed in range(1, 7)},
+    "pymc-marketing mix, 16 parameters": {f"seed {seed}": partial(marketing, seed) for seed in range(1, 7)},
 }  # fmt: skip
 CAPTION = """\
 The default fit; seconds are those of processors, with the range over data sets. First: the first fit in a process;
@@ -153,13 +152,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     done = {(row["kind"], row["model"], row["cache"]) for row in records.read()}
     cells = [(kind, model, "filled") for kind in KINDS for model in KINDS[kind]]
     cells += [(kind, next(iter(KINDS[kind])), "empty") for kind in KINDS]
+    compiled = set()
     with tempfile.TemporaryDirectory() as folder:
         for i, cell in enumerate([] if options.tables else cells):
             if cell in done or cell[0] not in options.kinds:
                 continue
             command = [options.python, __file__, "--worker", *cell]
-            if cell[2] == "filled" and not any(Path(folder).iterdir()):
-                run_process([*command[:-1], "empty"], Path(folder) / "filled", LIMIT)  # compiles, and is not counted
+            if cell[2] == "filled" and cell[0] not in compiled:
+                run_process([*command[:-1], "empty"], Path(folder) / "filled", LIMIT)  # is not counted
+                compiled.add(cell[0])
             found = run_process(command, Path(folder) / ("filled" if cell[2] == "filled" else str(i)), LIMIT)
             records.append(dict(zip(FIELDS, cell, strict=False)) | today_and_here() | found)
             print(*cell, found, flush=True)
@@ -240,19 +241,21 @@ def write_table(rows: Sequence[Row]) -> str:
     ]  # fmt: skip
     first = [f"{float(row['first']):.0f}" for row in rows if row["cache"] == "empty" and row["first"]]
     empty = f"Seconds of the first fit with an empty cache, a data set of each kind: {', '.join(first)}."
-    return "\n".join([*measured_on(rows), CAPTION, *by_kind(warm), "", empty, "", *table(header, cells), ""])
+    return "\n".join([*measured_on(rows), CAPTION, *by_kind(rows), "", empty, "", *table(header, cells), ""])
 
 
 def by_kind(rows: Sequence[Row]) -> list[str]:
     """Return the lines of the table of README.md."""
-    header = ("model", "data sets", "first fit, s", "another, s", "NUTS, s", "reliable", "error of a mean")
+    header = ("model", "data sets", "parameters", "first fit, s", "another, s", "NUTS, s", "exact", "error of a mean")
     cells = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
-        own = [row for row in rows if row["kind"] == kind]
-        reliable = [row for row in own if row["verdict"].startswith(("exact", "reliable"))]
-        errors = [float(row["em"]) for row in reliable if row["em"]]
+        own = [row for row in rows if row["kind"] == kind and row["cache"] == "filled"]
+        exact = [row for row in own if row["verdict"].startswith("exact")]
+        errors = [float(row["em"]) for row in exact if row["em"]]
+        sizes = spread([float(row["n_dim"]) for row in own if row["n_dim"]], least=0.0)
         seconds = [spread([v for v in values if v]) for values in zip(*map(seconds_of, own), strict=True)]
-        cells.append((kind, len(own), *seconds, f"{len(reliable)} of {len(own)}", f"{max(errors, default=np.nan):.2f}"))
+        error = f"{max(errors, default=np.nan):.2f}"
+        cells.append((kind, len(own), sizes, *seconds, f"{len(exact)} of {len(own)}", error))
     return table(header, cells)
 
 
@@ -262,9 +265,9 @@ def seconds_of(row: Row) -> tuple[float, ...]:
     return first, second, compiled + 0.5 * sampled
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return the least and the largest of some seconds, to two digits."""
-    ends = [f"{v:.0f}" if v >= 9.5 else f"{v:.1f}" for v in (min(values, default=0.0), max(values, default=0.0))]
+def spread(values: Sequence[float], least: float = 9.5) -> str:
+    """Return the smallest and the largest of some values, with a decimal below a least one."""
+    ends = [f"{v:.0f}" if v >= least else f"{v:.1f}" for v in (min(values, default=0.0), max(values, default=0.0))]
     return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 

@@ -36,7 +36,7 @@ CONDITIONS = {
     (TREES, "sd_error"): (MOST_ERROR, 0.31, "known to 31 % only"),
     (TREES, "tail"): (1_900.0 * LEAST_TAIL, 7.0, "an effective size of 7 draws beyond it, below 38"),
     (TREES, "missed"): (MOST_MOVED, 2.5, "missed"),
-    (TREES, "beyond"): (MOST_BEYOND, 0.9, "90 % of a variance is farther out than all draws"),
+    (TREES, "beyond"): (MOST_BEYOND, 0.9, "90 % of it is beyond all draws"),
     (NESTED, "khat"): (0.51, 0.69, "k-hat"),  # within its error
     (NESTED, "effective_size"): (300.0, 290.0, "the effective size of the hyperparameters is 290, below 300"),
     (NESTED, "variance"): (MOST_VARIANCE, 4.0, "given the hyperparameters, log weights"),
@@ -45,7 +45,7 @@ CONDITIONS = {
     (NESTED, "n_globals"): (15, 16, "the proposal of 16 hyperparameters was learned"),
     (MOVED, "rhat"): (MOST_RHAT, MOST_RHAT + 0.1, "R-hat"),
     (MOVED, "trend"): (4.0, 4.1, "4.1"),
-    (MOVED, "beyond"): (MOST_BEYOND, 0.9, "90 % of a variance is farther out than all draws"),
+    (MOVED, "beyond"): (MOST_BEYOND, 0.9, "90 % of it is beyond all draws"),
     (MOVED, "limit_error"): (MOST_LIMIT_ERROR, 0.3, "a 5 or 95 % limit is known to 0.30 standard deviations only"),
     (MOVED, "height"): (MOST_HEIGHT, MOST_HEIGHT + 1.0, "narrow peak"),
     (MOVED, "bulk"): (ENOUGH, ENOUGH - 1.0, f"{ENOUGH - 1:,.0f}"),

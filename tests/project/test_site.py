@@ -20,8 +20,8 @@ from pymc_ngvi.fitting.options import AXES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-#: Folders that the build makes, and a part of the front page.
-MADE = ("_build", "_static", "examples", "my_model.md")
+#: Folders that the build makes, a part of the front page, and what is none of the site.
+MADE = ("_build", "_static", "examples", "my_model.md", "paper")
 PAGES = {
     path.relative_to(DOCS).with_suffix("").as_posix(): path
     for path in DOCS.rglob("*.md")

@@ -101,6 +101,15 @@ def test_what_is_tested_is_what_is_promised():
     assert f"pymc>={pymcs[0]},<7" in PROJECT["dependencies"]
 
 
+def test_the_conda_recipe_asks_for_what_the_package_does():
+    """By conda's names: those with `-base` come without a compiler."""
+    recipe = read(ROOT / ".github" / "conda" / "recipe.yaml")
+    asked = re.search(r"  run:\n    - python .+\n((?:    - .+\n)+)", recipe)[1]
+    lines = re.findall(r"- (.+)", re.sub(r"(pymc|pytensor)-base", r"\1", asked))
+    assert list(map(Requirement, lines)) == list(map(Requirement, PROJECT["dependencies"]))
+    assert f'version: "{pymc_ngvi.__version__}"' in recipe
+
+
 # --- releases ---------------------------------------------------------------------------------------------------------
 
 
@@ -110,6 +119,11 @@ def test_dates_of_the_changelog_go_down_and_only_the_first_version_may_have_none
     assert "unreleased" not in dates[1:]
     released = [datetime.date.fromisoformat(date) for date in dates if date != "unreleased"]
     assert released == sorted(released, reverse=True)
+
+
+def test_addresses_are_those_of_the_project():
+    cited = dict(re.findall(r'^([\w-]+): "?([^"\n]+)', read(ROOT / "CITATION.cff"), flags=re.MULTILINE))
+    assert (cited["repository-code"], cited["url"]) == (PROJECT["urls"]["Repository"], PROJECT["urls"]["Documentation"])
 
 
 # --- the site ---------------------------------------------------------------------------------------------------------

@@ -531,7 +531,7 @@ def test_record_and_closing_line(caplog):
     [line] = [r for r in caplog.records if r.name == "pymc.ngvi"]
     assert line.levelno == logging.INFO
     assert line.message == record.closing_line()
-    assert re.fullmatch(r"Gaussian approximation in [\d.]+ s; approx.summary\(\) shows it, .*", line.message)
+    assert re.fullmatch(r"Prior of the model, .* in [\d.]+ s; approx.summary\(\) shows it.", line.message)
     assert (record.family, record.update, record.estimator, record.step) == ("full", "natural", "price", "adaptive")
     assert record.n_gradients >= approx.n_iterations * 8
     assert record.n_gradients > record.n_hessians > 0
