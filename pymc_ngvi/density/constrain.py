@@ -166,7 +166,7 @@ class Constrainer:
     def _compiled(self) -> OnDraws:
         """Return what evaluates what is computed: made once."""
         if self._function is None:
-            with without_c():
+            with without_c(self.model):
                 outputs = self.model.replace_rvs_by_values([self.model[name] for name in self.computed])
                 self._function = on_draws(self.model, self.layout, self._minibatches.hold(outputs))
         return self._function

@@ -114,13 +114,25 @@ def check_indices(model: pm.Model) -> None:
                 )
 
 
+def observations(model: pm.Model) -> dict[str, AnyArray]:
+    """Return the values of each observed variable, by name, but of those that are a graph, such as minibatches."""
+    with warnings.catch_warnings(action="ignore"):  # of the latter
+        return find_observations(model)
+
+
 def constant_data(model: pm.Model) -> list[str]:
     """Return the continuous observed variables whose values are all equal, in words."""
-    with warnings.catch_warnings(action="ignore"):  # of observations that are a graph
-        observed = find_observations(model)
     continuous = {rv.name for rv in model.observed_RVs if rv.dtype.startswith("float")}
-    values = {name: np.asarray(value) for name, value in observed.items() if name in continuous}
+    values = {name: np.asarray(value) for name, value in observations(model).items() if name in continuous}
     return [f"{name!r} (all {v.flat[0]:g})" for name, v in values.items() if v.size > 1 and np.ptp(v) == 0.0]
+
+
+def of_large_counts(model: pm.Model) -> str:
+    """Return a sentence on counts that PyMC has made negative; empty where there are none."""
+    whole = {name: values for name, values in observations(model).items() if values.dtype.kind == "i"}
+    names = [name for name, values in whole.items() if values.min(initial=0) < np.iinfo(np.int16).min]
+    said = "PyMC keeps whole numbers in 32 bits (int32), in which counts of 2,147,483,648 and more become negative"
+    return f" {said}: give those of {quoted(names)} as float." if names else ""
 
 
 def check_model(model: pm.Model) -> None:

@@ -171,6 +171,14 @@ def _reason(model: pm.Model, rv: Variable) -> str:
         return f"{_names(batches)}, which depends on it, has a total_size"
     if bounded := [other for other in dependent if _has_bounds(model.rvs_to_transforms.get(other))]:
         return f"{_names(bounded)}, which depends on it, has bounds"
+    whole = str(rv.name).removesuffix("_unobserved")  # PyMC's name for values that are missing
+    if dependent and whole != rv.name and whole in model.named_vars:
+        return (
+            f"these are the missing values of {whole!r}, and {_names(dependent)} reads them in one array with the "
+            f"observed ones. Split the rows into those where {whole!r} is observed and those where it is missing, each "
+            "with a likelihood of its own; the missing values are then a discrete variable of their own, such as "
+            "pm.Bernoulli('missing', p, shape=n_missing)"
+        )
     return ""
 
 
