@@ -33,8 +33,8 @@ _INSTEAD: ContextVar[Callable[[], NGVIApproximation] | None] = ContextVar("pymc_
 #: Marks our wrapper and keeps what it wraps.
 _WRAPPED = "__pymc_ngvi_wrapped__"
 _ABOUT = (
-    "As of `pymc_ngvi.NGVI` and its `fit`. `n` is the most iterations. Options of other methods that have no meaning\n"
-    "here are refused, with what to use instead."
+    "As of `pymc_ngvi.NGVI` and its `fit`. `n` is the maximum number of iterations. Options of other methods are\n"
+    "refused, with what to use instead."
 )
 
 

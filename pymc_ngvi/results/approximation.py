@@ -431,7 +431,7 @@ class NGVIApproximation(Approximation):
     # --- draws ---
 
     def draw_flat(self, n: int, random_seed: Seed = None) -> Array:
-        """Draw from q.
+        """Draw from the approximate posterior.
 
         Parameters
         ----------
@@ -712,10 +712,10 @@ class NGVIApproximation(Approximation):
         gaussian = self.gaussian
         if gaussian._session is None:
             raise RuntimeError(
-                "There is no fit to go on with: this approximation was made without one, or saved without it. "
+                "There is no fit to continue: this approximation was made without one, or saved without it. "
                 "Use pm.fit(method='ngvi', start=...)."
             )
-        gaussian._posterior.refuse_changed_data("The fit can't go on with other data")
+        gaussian._posterior.refuse_changed_data("The fit can't continue with other data")
         if executor is not None:
             if not isinstance(gaussian.density, ShardedDensity):
                 raise ValueError("The model has no shards: leave executor out.")
@@ -749,7 +749,7 @@ class NGVIApproximation(Approximation):
                 "No Gaussian fit came before this nested posterior: refine() looks at more hyperparameters, and takes "
                 "no tol, max_draws or executor. approx.gaussian.refine takes them."
             )
-        self._posterior.refuse_changed_data("The posterior can't be gone on with for other data")
+        self._posterior.refuse_changed_data("The posterior can't be refined with other data")
         with SoFar[Self]() as so_far:
             so_far.is_now(lambda: (self, ("more hyperparameters",)))
             step = self._next_step
@@ -794,7 +794,7 @@ class NGVIApproximation(Approximation):
     def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
 
-        Pareto k-hat describes the tails of the weights. It does not show how far the bulk of q is off, or that q misses
+        Pareto k-hat describes the tails of the weights. It does not show errors in the bulk of q, or that q misses
         a mode. Therefore draws of q are also moved towards the posterior, by a few Hamiltonian trajectories: the error
         of q is at least the change in their moments. Labels are exchanged as well, and signs changed. Where log p stays
         the same then, but q does not, q covers one of several equal modes.
@@ -985,7 +985,7 @@ class NGVIApproximation(Approximation):
         """The verdict: whether the posterior can be relied on, by which conditions, each with its figure.
 
         All reports have this one. It is made once, when it is first asked for, by tests of draws from the seed of the
-        fit; their number follows from the model and the evaluations of the fit. Where they are too dear to tell, it is
+        fit; their number follows from the model and the evaluations of the fit. Where they would take too long, it is
         "not judged" until `diagnose` is called. That of an exact, nested or moved posterior has its measurements too.
         """
         record = self.record
@@ -1043,7 +1043,7 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         ValueError
-            Where the posterior is none of these, or the value would mean nothing: with improper priors (``pm.Flat``),
+            Where the posterior is none of these, or the value would be arbitrary: with improper priors (``pm.Flat``),
             or with terms without a normalising constant (``pm.ICAR``, a Potential, unless `pymc_ngvi.normalised` says
             otherwise). Where no Gaussian is near enough to the chains.
 

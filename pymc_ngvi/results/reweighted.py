@@ -78,7 +78,7 @@ class Weighted(NamedTuple):
         if self.improper:
             raise ValueError(f"There is no {what}: {'; '.join(self.improper)}.")
         if not self.state.checks.weights_help:
-            raise ValueError(f"There is no {what} to be relied on. {self.state.checks}")
+            raise ValueError(f"The {what} can't be relied on. {self.state.checks}")
         return LogMarginalLikelihood(*self.change()[:2])
 
 
@@ -140,7 +140,7 @@ def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: 
     posterior.check_weights()
     posterior.check_weighable(draws, "Importance weights take")
     if (most := MOST_NUMBERS // posterior.layout.n_dim) < draws:
-        raise ValueError(f"{draws:,} draws of {posterior.layout.n_dim:,} coordinates are too much: take {most:,}.")
+        raise ValueError(f"{draws:,} draws of {posterior.layout.n_dim:,} coordinates are too many: take {most:,}.")
     theta = posterior.draw(draws, rng)
     log_ratio = posterior.density.logp(theta) - posterior.log_q(theta)
     finite = np.isfinite(log_ratio)

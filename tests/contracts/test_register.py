@@ -249,5 +249,5 @@ def test_nothing_is_computed_before_options_are_checked(monkeypatch):
     monkeypatch.setattr(inference_module, "LogDensity", lambda *_: pytest.fail("the model was compiled first"))
     with pytest.raises(ValueError, match="Unknown family 'ful'"):
         pm.fit(method="ngvi", model=normal_model(), family="ful")
-    with pytest.raises(ValueError, match="n is the most iterations"):
+    with pytest.raises(ValueError, match="n is the maximum number of iterations"):
         pm.fit(-1, method="ngvi", model=normal_model())
