@@ -64,6 +64,7 @@ notebooks: $(STAMP)notebooks
 wheel: $(STAMP)wheel
 	rm -rf dist
 	$(BIN)/python -m build --sdist --wheel --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python tests/packaging/check.py dist
 
 bench: $(STAMP)bench

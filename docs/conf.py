@@ -26,7 +26,8 @@ project_copyright = author
 version = release = pymc_ngvi.__version__
 
 extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_copybutton"]
-exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+# The table of models is part of the front page; the paper is none of the site.
+exclude_patterns = ["_build", "**.ipynb_checkpoints", "my_model.md", "paper"]
 # Pages that scripts write have their headings from there.
 suppress_warnings = ["myst.header"]
 

@@ -196,8 +196,8 @@ assert max(f.n_gradients for f in fits) < 10 * min(f.n_gradients for f in fits)
 # ## What to read next
 #
 # - `06_bad_fits`: what to do where scales are small, and effects hardly known.
-# - `docs/families/sparse.md`: the algebra, and models that are cut into blocks.
-# - `docs/benchmarks/scaling.md`: up to 100,000 groups.
+# - `docs/families.md`: the algebra, and models that are cut into blocks.
+# - `tests/benchmarks/results/scaling.md`: up to 100,000 groups.
 #
 # L. S. L. Tan (2025). Analytic natural gradient updates for Cholesky factor in Gaussian variational approximation.
 # <https://doi.org/10.48550/arXiv.2109.00375>

@@ -174,7 +174,7 @@ assert exact[:, np.abs(north) < 0.5].sum() * cell < 0.01
 #
 # - `06_bad_fits`: more on diagnoses, and other repairs.
 # - `11_moved_draws`: chains in each of two modes, and what the modes weigh.
-# - `docs/families/mixture.md`: formulas and options.
+# - `docs/families.md`: formulas and options.
 #
 # O. Arenz, P. Dahlinger, Z. Ye, M. Volpp and G. Neumann (2023). A unified perspective on natural gradient variational
 # inference with Gaussian mixture models. TMLR. <https://doi.org/10.48550/arXiv.2209.11533>

@@ -282,7 +282,7 @@ assert tails["student_t"]["10,000 draws are worth"] > 9_500
 # - `11_moved_draws`: chains that begin at the fit, where the model has no structure that would help.
 # - `docs/diagnostics.md`: what `diagnose` measures, and what it can't see.
 # - `docs/exact.md`: what the exact step does, and what is out of its reach.
-# - `docs/reparam.md`, `docs/families/mixture.md`, `docs/families/student_t.md`: the repairs.
+# - `docs/reparam.md`, `docs/families.md`: the repairs.
 #
 # Y. Yao, A. Vehtari, D. Simpson and A. Gelman (2018). Yes, but did it work? Evaluating variational inference. ICML.
 # <https://doi.org/10.48550/arXiv.1802.02538>

@@ -311,7 +311,7 @@ scales.round(3)
 # ## Checks
 #
 # What the text above says, as assertions. Once more with nobody killed is for the simulated flights alone; for three
-# million, `docs/benchmarks/shards.md` compares the bits.
+# million, `tests/benchmarks/results/shards.md` compares the bits.
 
 # %%
 assert approx.converged
@@ -335,5 +335,5 @@ cluster.close()
 # ## What to read next
 #
 # - `docs/shards.md`: shards on a laptop and on a cluster, what has to be the same in all, what is sent.
-# - `docs/benchmarks/shards.md`: three million flights beside one process, with workers that are killed.
+# - `tests/benchmarks/results/shards.md`: three million flights beside one process, with workers that are killed.
 # - `08_latent_gaussian`: nested posteriors.

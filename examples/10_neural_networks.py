@@ -315,5 +315,5 @@ assert list(in_batches.sample(1).posterior.data_vars) == ["w1", "b1", "w2", "b2"
 # ## What to read next
 #
 # - `docs/models/networks.md`: how to write a network, what goes by layers, options.
-# - `docs/experiments/vogn.md`: the experiment of the paper, on two data sets.
+# - `docs/experiments/khan.md`: the experiment of the paper, on two data sets.
 # - `05_two_modes`: posteriors with more than one mode.

@@ -195,8 +195,8 @@ price.round(1)
 # Gradients include those of tuning, and those of rounds of moved draws that were not kept. The Gaussian fit before
 # the chains took fifteen expectations or so, which are not counted. Seconds are those of the machine that ran the
 # notebook, with compilation. The message above has a smaller effective sample size, since it is that of the worst
-# quantity of all that are judged. nutpie has faster gradients than PyMC's NUTS: `docs/benchmarks/moved.md` has ten
-# models beside it.
+# quantity of all that are judged. nutpie has faster gradients than PyMC's NUTS: ten models beside it are in
+# `tests/benchmarks/results/moved.md`.
 #
 # Do they agree? For all 41 coefficients, the largest difference of a mean from that of the moved draws, in standard
 # deviations, and the average ratio of standard deviations.
@@ -480,7 +480,7 @@ assert (tau["NUTS, centred"] < 1).mean() < small - 0.05
 # ## What to read next
 #
 # - `docs/moved.md`: how draws are moved, what the checks mean, and what this can't do.
-# - `docs/benchmarks/moved.md`: effective sample sizes for each gradient, beside nutpie.
+# - `tests/benchmarks/results/moved.md`: effective sample sizes for each gradient, beside nutpie.
 # - `docs/samplers.md`: starts for NUTS and nutpie, and a mass matrix.
 # - `05_two_modes`: two modes by a mixture of Gaussians.
 # - `06_bad_fits`: other repairs, and the eight schools by quadrature.

@@ -17,9 +17,8 @@ from pymc_ngvi.density.streams import BatchError
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.inference import NGVI, fit_ngvi
 from pymc_ngvi.many import Calibration, ManyFits, calibrate, fit_many
-from pymc_ngvi.register import register, unregister
+from pymc_ngvi.register import fit_model, register
 from pymc_ngvi.results.approximation import NGVIApproximation, load
-from pymc_ngvi.results.predictions import uncentre_bambi_intercept
 
 __all__ = [
     "NGVI",
@@ -41,12 +40,11 @@ __all__ = [
     "Status",
     "calibrate",
     "fit_many",
+    "fit_model",
     "fit_ngvi",
     "load",
     "normalised",
     "register",
-    "uncentre_bambi_intercept",
-    "unregister",
 ]
 
 register()

@@ -105,7 +105,7 @@ def density_of(
         try:
             density = last.again(backend, compile_kwargs)
         except CannotReuse as reason:
-            logger.info(f"The functions of the model are built anew: {reason}.")
+            logger.debug(f"The functions of the model are built anew: {reason}.")
     density = density or LogDensity(model, backend, compile_kwargs, factors=factors)
     if factors is None:  # others are not those of the model
         _BUILT[id(model)] = density
@@ -191,7 +191,7 @@ class NGVI(Inference):
         Bernoulli and Normal likelihoods with canonical links. "noncentred": those of the prior. q
         is then no Gaussian on the unconstrained scale, but its density is exact.
     posterior : {"auto", "gaussian", "exact", "nested", "moved"}, default "auto"
-        What is returned. "gaussian": the fit. "exact": the posterior up to simulation error. For this, parameters in
+        What is returned. "gaussian": the fit. "exact": the posterior up to Monte Carlo error. For this, parameters in
         small blocks that are independent given the others, such as the effects of a group, are integrated by quadrature
         after the Gaussian fit. The others, up to 100, are sampled by importance. In a model without such blocks, all
         parameters are sampled so, up to 15, or 60 of a regression. "nested": of a latent Gaussian model, such as a
@@ -327,7 +327,7 @@ class NGVI(Inference):
         Parameters
         ----------
         n : int, default 10_000
-            The most iterations; the fit stops earlier by itself. 0 returns the starting approximation.
+            The maximum number of iterations; the fit stops earlier by itself. 0 returns the starting approximation.
         score : bool, optional
             False: keep no history of the loss, and pass None to the callbacks in its place.
         callbacks : sequence of callable, optional
@@ -495,7 +495,7 @@ def fit_ngvi(
     model_or_n : pymc.Model or int, optional
         By position only: the model, or ``n`` as in ``pm.fit``.
     n : int, default 10_000
-        The most iterations; the fit stops earlier by itself.
+        The maximum number of iterations; the fit stops earlier by itself.
     model : pymc.Model, optional
         Default: the model of the context.
     {options}

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -279,6 +279,8 @@ class Fitter:
         }
         row.statistics = constrained_dataset(approx.model, statistics, ("statistic",))
         if truth is not None:
+            values = approx.layout.bambi.uncentred({name: value[None] for name, value in truth.values.items()})
+            truth = replace(truth, values={name: value[0] for name, value in values.items()})
             row.ranks = constrained_dataset(approx.model, _ranks(truth, known, theta, approx.density, rng))
         row.about |= _about(approx, record, judge=asked.judge)
         pilot = self._inference._pilot
@@ -714,7 +716,7 @@ class ManyFits:
         i : int
             Its place among the data, from 0.
         data : dict, optional
-            Its data; needed where those of `fit_many` were an iterator, which can be read once.
+            Its data; needed where those of `fit_many` were an iterator, which can be read only once.
 
         Raises
         ------
@@ -979,7 +981,7 @@ class Calibration:
             reliable = self.fits.dataset.fit[~np.isin(self.fits.about("verdict"), doubtful)]
             done = done.sel(fit=done.fit.isin(reliable))
         if (n := done.sizes["fit"]) < 2:
-            raise ValueError(f"{n} fits are left: too few to tell anything of them.")
+            raise ValueError(f"{n} fits are left: too few to judge.")
         labels = [label for array in done.values() for label in element_names(array, 1)]
         columns = _measured(np.concatenate([array.values.reshape(n, -1) for array in done.values()], axis=1))
         return pd.DataFrame(columns, index=pd.Index(labels, name="quantity"))

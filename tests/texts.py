@@ -5,6 +5,7 @@ import importlib
 import io
 import re
 
+from operator import attrgetter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +61,10 @@ def read(path):
     return path.read_text(encoding="utf-8")
 
 
+#: The methods and properties of results that directives of the reference name.
+OF_RESULTS = re.findall(r"^\.\. auto.*:: NGVIApproximation\.(\w+)$", "".join(map(read, API.glob("*.md"))), flags=re.M)
+
+
 def toctrees(page):
     """Return the entries of the toctrees of a page, as it writes them."""
     found = re.findall(r"^```\{toctree\}\n(.*?)^```$", read(page), flags=re.MULTILINE | re.DOTALL)
@@ -89,6 +94,5 @@ def documented():
             elif kind == "automodule":
                 found += public(importlib.import_module(name)).values()
             elif kind.startswith("auto") and kind != "autosummary":
-                where, _, last = name.rpartition(".")
-                found.append(getattr(importlib.import_module(where) if where else module, last))
+                found.append(attrgetter(name)(module))
     return found

@@ -1,8 +1,8 @@
 """Make the first figure of README.md and of the site: ``python docs/img/epilepsy.py`` from the root of the clone.
 
 The posterior of the two scales of the epilepsy GLMM by NUTS, by this package with and without its exact step, and by
-ADVI. Quantiles of NUTS are in ``examples/data``; seconds are those of a cold start in ``docs/benchmarks/compare.csv``.
-ADVI takes a minute.
+ADVI. Quantiles of NUTS are in ``examples/data``; seconds are those of a cold start in
+``tests/benchmarks/results/compare.csv``. ADVI takes a minute.
 """
 
 import functools
@@ -75,7 +75,7 @@ def main():
 
 def draw(scales):
     """Return the figure: for each term, densities by method; seconds in the legend."""
-    compare = pd.read_csv(ROOT / "docs" / "benchmarks" / "compare.csv")
+    compare = pd.read_csv(ROOT / "tests" / "benchmarks" / "results" / "compare.csv")
     cold = compare[(compare.model == "epilepsy") & (compare.cache == "cold")].set_index("method").seconds
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.9), layout="constrained")
     for ax, (term, by_method) in zip(axes, scales.items(), strict=True):

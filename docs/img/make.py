@@ -10,6 +10,7 @@ import sys
 
 from pathlib import Path
 
+import arviz_plots
 import epilepsy
 import matplotlib
 
@@ -27,16 +28,6 @@ import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 build_model = epilepsy.epilepsy["build_model"]
-
-
-def two_modes():
-    """Return a model whose posterior has two modes."""
-    with pm.Model() as model:
-        location = pm.Normal("location", 0.0, 3.0, shape=2)
-        scale = pm.HalfNormal("scale", 1.0)
-        data = np.concatenate([np.random.default_rng(1).normal(at, 0.5, 40) for at in (-1.0, 1.0)])
-        pm.NormalMixture("y", w=[0.5, 0.5], mu=location, sigma=scale, observed=data)
-    return model
 
 
 def save(figure, name):
@@ -69,7 +60,7 @@ def comparison():
     approx = fitted()
     nuts = pm.sample(tune=200, **approx.sampler_init(4, 2).kwargs(), random_seed=3, cores=1, progressbar=False)
     names = ["beta", "sd"]
-    for kind in ("forest", "dist", "pair"):
+    for kind in ("forest", "pair"):
         shown = names if kind != "pair" else ["beta[intercept]", "beta[treatment]", "sd[intercept]", "sd[visit]"]
         plot = approx.plot_comparison(nuts, shown, kind, random_seed=5)
         save(plot.viz["figure"].item(), f"comparison_{kind}")
@@ -87,20 +78,15 @@ def priors():
 
 def contrasts():
     """Draw the forest of the page of contrasts, by its own code."""
-    [code, *_] = re.findall(r"```python\n(.*?)```", (HERE.parent / "contrasts.md").read_text("utf-8"), flags=re.DOTALL)
     scope = {}
-    exec(code, scope)
-    save(scope["plot"].viz["figure"].item(), "contrasts")
+    for code in re.findall(r"```python\n(.*?)```", (HERE.parent / "predict.md").read_text("utf-8"), flags=re.DOTALL):
+        if "difference" not in scope:
+            exec(code, scope)
+    plot = arviz_plots.plot_forest(scope["difference"], figure_kwargs={"figsize": (7, 3)})
+    save(plot.viz["figure"].item(), "contrasts")
 
 
-def components():
-    """Draw the components of a mixture."""
-    with two_modes():
-        mixture = pm.fit(method="ngvi", family="mixture", random_seed=1, progressbar=False)
-    save(mixture.plot_components(["location"], random_seed=6)[0, 0].figure, "components")
-
-
-PICTURES = {f.__name__: f for f in (fit, khat, comparison, priors, contrasts, components)}
+PICTURES = {f.__name__: f for f in (fit, khat, comparison, priors, contrasts)}
 PICTURES["epilepsy"] = epilepsy.main
 
 

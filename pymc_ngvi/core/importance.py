@@ -33,6 +33,8 @@ _PART, _OF_ROOT = 5, 3.0
 _LEAST = 5
 #: Of the estimate of the shape: the prior of its scale, and the shape towards which it shrinks, worth so many draws.
 _PRIOR_SCALE, _PRIOR_SHAPE, _PRIOR_DRAWS = 3.0, 0.5, 10
+#: Relative variance of weights below which both densities are the same: no mean differs by 0.001 sds.
+SAME = 1e-6
 #: Weights of a mean that are left out.
 _NEGLIGIBLE = 10.0 * np.finfo(float).eps
 #: What counts as 0: its reciprocal is far from an overflow.
@@ -189,14 +191,14 @@ def khat_error(khat: float, n_draws: int) -> float:
 class WeightVerdict(Enum):
     """What importance weights say of q; ``sentence`` says it in words."""
 
-    EVEN = "importance weights are nearly equal: q is close to the posterior wherever it has draws."
-    USABLE = "importance weights can correct what q misses where it has draws."
+    EVEN = "importance weights are nearly equal, so the approximation is close to the posterior wherever it has draws."
+    USABLE = "importance weights can correct the approximation: approx.corrected()."
     UNEVEN = (
-        "importance weights can't correct q: its tails are lighter than those of the posterior, or there are many "
-        "coordinates."
+        "importance weights can't correct the approximation, as its tails are lighter than those of the posterior, or "
+        "there are many parameters."
     )
-    FAR = "importance weights can't correct q: much of the posterior is where q hardly is."
-    UNKNOWN = "there are too few draws to judge importance weights by."
+    FAR = "importance weights can't correct the approximation, as it has hardly any draws in much of the posterior."
+    UNKNOWN = "there are too few draws to judge importance weights."
 
     @property
     def sentence(self) -> str:
@@ -264,11 +266,11 @@ class Weights(NamedTuple):
         return WeightVerdict.FAR if 0 < n_dim <= _FEW and is_far else WeightVerdict.UNEVEN
 
     def sentence(self, n_dim: int = 0) -> str:
-        """Return k-hat with its error, what the draws are worth, and what that means."""
+        """Return k-hat with its error, and what that means."""
         verdict = self.verdict(n_dim)
         alarm = verdict.helps and self.khat > khat_limit(self.n_draws)
         return (
-            f"Pareto k-hat {self.khat_text()} ({self.n_draws:,} draws, worth {self.effective:,.0f}): {verdict.sentence}"
+            f"Pareto k-hat is {self.khat_text()}: {verdict.sentence}"
             + " The shape of their tail, which k-hat describes, does not matter then." * alarm
         )
 

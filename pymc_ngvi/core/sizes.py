@@ -16,6 +16,8 @@ CACHED, STREAMED, AT_ONCE, HELD, MOST_NUMBERS = 2**17, 2**20, 2**22, 2**25, 2**2
 LARGE = 16_000.0
 #: Draws by default: that are predicted, shown, weighted by other densities, and weighed, where evaluations are cheap.
 N_PREDICTED, N_SHOWN, N_REWEIGHTED, N_WEIGHED = 1_000, 2_000, 4_000, 10_000
+#: Chains by default, as many as ``pm.sample`` runs.
+N_CHAINS = 4
 #: Effective draws by which a mean is known well enough, and its error then, in standard deviations: moves of moments
 #: and relative errors of standard deviations that are not more hardly matter either. Part of the mass in a tail, of
 #: which limits tell.
@@ -36,18 +38,17 @@ def check_cov_size(n_dim: int) -> None:
         )
 
 
-def check_draws(n: Any) -> int:
-    """Return a number of draws; raise ValueError if it is not a whole number of at least 1."""
+def check_draws(n: Any, what: str = "The number of draws") -> int:
+    """Return a number of draws, or of chains; raise ValueError if it is not a whole number of at least 1."""
     if n != int(n) or n < 1:
-        raise ValueError(f"The number of draws should be a whole number of at least 1; got {n!r}.")
+        raise ValueError(f"{what} should be a whole number of at least 1; got {n!r}.")
     return int(n)
 
 
-def check_chains(chains: object) -> int:
-    """Return a number of chains; raise ValueError if it is not a whole number of at least 1."""
-    if not isinstance(chains, int | np.integer) or isinstance(chains, bool) or chains < 1:
-        raise ValueError(f"chains should be a whole number of at least 1; got {chains!r}.")
-    return int(chains)
+def draws_of_chains(draws: Any, chains: Any = N_CHAINS) -> int:
+    """Return the number of draws that chains of equal length have together, at least as many as asked for."""
+    n_chains = check_draws(chains, "chains")
+    return -(-check_draws(draws) // n_chains) * n_chains
 
 
 # --- seeds, in every form that NumPy and PyMC take: as a generator, or as the whole number that a fit goes by ---

@@ -90,7 +90,9 @@ class Condition(NamedTuple):
 
 def heavy_tail(beyond: float) -> Condition:
     """Return what is asked of tails, where standard deviations are to mean something."""
-    said = f"{percent(beyond)} of a variance is farther out than all draws, if there is a variance: go by limits"
+    said = (
+        f"tails are so heavy that a variance may not exist ({percent(beyond)} of it is beyond all draws): use quantiles"
+    )
     return Condition(HEAVY, beyond, MOST_BEYOND, said)
 
 
@@ -127,6 +129,8 @@ class Verdict:
         Nats that their ELBOs lack.
     n_modes : int
         Modes that it began from, or that chains do not cross.
+    is_same : bool
+        Whether log p is that of the approximation, up to a constant.
     """
 
     found: tuple[Condition, ...] = ()
@@ -136,11 +140,12 @@ class Verdict:
     open: str = ""
     cure: str = ""
     is_tested: bool = False
+    is_same: bool = False
 
     @property
     def claims_exact(self) -> bool:
         """Whether the posterior is exact where all conditions hold."""
-        return False
+        return self.is_same
 
     @property
     def own(self) -> list[Condition]:
@@ -156,11 +161,6 @@ class Verdict:
     def details(self) -> str:
         """What goes behind "exact"."""
         return ""
-
-    @property
-    def worth(self) -> float:
-        """Number of independent draws that its draws are worth."""
-        return math.nan
 
     @property
     def conditions(self) -> list[Condition]:
@@ -201,7 +201,7 @@ class Verdict:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the posterior is exact up to simulation error, however large that is."""
+        """Whether the posterior is exact up to Monte Carlo error, however large that is."""
         return self.word in (Word.EXACT, Word.FEW_DRAWS)
 
     @property
@@ -218,16 +218,28 @@ class Verdict:
     def headline(self) -> str:
         """The verdict in a sentence, without what the posterior is."""
         short = "; ".join(self.shortfalls)
+        exact = "Exact: the posterior is Gaussian" if self.is_same else f"Exact up to Monte Carlo error{self.details}"
         match self.word:
             case Word.EXACT:
-                return f"Exact up to simulation error{self.details}."
+                return f"{exact}."
             case Word.FEW_DRAWS:
-                return f"Exact, known to {percent(self.worth**-0.5)}{self.details}: {short}."
+                return f"{exact}. There are few draws: {short}."
             case Word.RELIABLE:
-                return f"Approximate, reliable{': ' * bool(short)}{short}."
+                return f"A reliable approximation{', not exact: ' * bool(short)}{short}."
             case Word.NOT_JUDGED:
-                return f"Approximate, not judged: {self.open}."
-        return f"Not reliable, because {'; '.join(self.failures)}."
+                return f"An approximation, not judged: {self.open}."
+        return f"Not reliable: {'; '.join(self.failures)}."
+
+    @property
+    def brief(self) -> str:
+        """The same in a clause for one line; empty where the posterior is exact, or not judged."""
+        first = next((c.sentence.partition(": ")[0] for c in self.failed), "")
+        clauses = {
+            Word.FEW_DRAWS: "from few draws",
+            Word.RELIABLE: "reliable",
+            Word.NOT_RELIABLE: f"not reliable, {first}",
+        }
+        return clauses.get(self.word, "")
 
     @property
     def sentence(self) -> str:
@@ -252,18 +264,13 @@ class PoolVerdict(Verdict):
         return True
 
     @property
-    def worth(self) -> float:
-        """Effective number of draws."""
-        return self.effective_size
-
-    @property
     def efficiency(self) -> float:
         """Part of the draws that is effective."""
         return self.effective_size / self.n_draws
 
 
 #: Of a posterior before any test.
-NOT_TESTED = Verdict(open="no test was made; approx.diagnose() makes some")
+NOT_TESTED = Verdict(open="approx.diagnose() tells whether it is reliable")
 
 
 # --- how much of a variance is farther out than any draw: integrals along lines through draws ---

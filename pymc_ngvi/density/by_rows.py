@@ -237,7 +237,7 @@ class ByRows:
             agree = self._rows.agrees(point[None], self.logp(point[None]))
             rng, mean = np.random.default_rng(self._n_calls), by_predictors(linear, derivatives, point[None])
             if not (agree and curvature_agrees(linear, mean, point, self._rows.at, rng)):
-                logger.info("The Hessian by rows is not that of log p: it is found from all coordinates.")
+                logger.debug("The Hessian by rows is not that of log p: it is found from all coordinates.")
                 self._kept.no_hessian = True
                 if not agree:
                     self.give_up(NOT_LOG_P)

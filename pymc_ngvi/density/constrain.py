@@ -2,7 +2,7 @@
 
 import math
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +87,7 @@ class Constrainer:
     Notes
     -----
     Deterministics that read ``pm.Minibatch`` data have, in all draws, the rows of the batch that ``density`` has then.
+    Beside Deterministics, the intercepts of a Bambi model are its own; alone, free variables are those of log p.
     """
 
     def __init__(
@@ -98,6 +99,8 @@ class Constrainer:
         self._deterministics = deterministics
         self._left_out = {d.name for d in self.model.deterministics} - {d.name for d in density.deterministics}
         self.names = names
+        self._bambi = self.layout.bambi if deterministics else None
+        self._evaluated = names and (*names, *self.layout.bambi.coefficients)
         self._function: OnDraws | None = None
 
     @classmethod
@@ -128,7 +131,9 @@ class Constrainer:
             for name, value in zip(self.computed, function(theta), strict=True):
                 # A float32 model gives float32 draws, like PyMC.
                 values[name] = value.astype(self.model[name].type.dtype, copy=False)
-        return values
+        if self._bambi is not None:
+            values = self._bambi.uncentred(values)
+        return values if self.names is None else {k: v for k, v in values.items() if k in self.names}
 
     @property
     def seconds(self) -> float:
@@ -156,7 +161,7 @@ class Constrainer:
         return [name for name in listed if self._is_wanted(name)]
 
     def _is_wanted(self, name: str) -> bool:
-        return self.names is None or name in self.names
+        return self._evaluated is None or name in self._evaluated
 
     def _compiled(self) -> OnDraws:
         """Return what evaluates what is computed: made once."""
@@ -256,13 +261,6 @@ class Functionals:
         if group.name == PREDICTORS and self.of_predictors is not None:
             return self.of_predictors(theta)
         return group.columns(values[group.name])
-
-    def kind_of(self, columns: Iterable[int]) -> str:
-        """Return what some columns are of."""
-        names = {self.where(int(column))[0].name for column in columns}
-        if PREDICTORS not in names:
-            return "Deterministics"
-        return PREDICTORS if len(names) == 1 else f"Deterministics and {PREDICTORS}"
 
     def of_elements(self) -> str:
         """Return how many there are, in words."""

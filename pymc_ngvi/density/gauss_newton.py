@@ -392,7 +392,7 @@ def by_layers(
         with without_c():
             found = of_rows(weights)
             if not agrees(parts, weights, squares_of(found)):
-                logger.info("Gradients by layers are not those of single rows: they are found axis by axis.")
+                logger.debug("Gradients by layers are not those of single rows: they are found axis by axis.")
                 return None
             ones = {w: pt.ones_like(row) for w, row in zip(weights, parts.rows, strict=True)}
             [found] = parts.graphs.simplify(list(graph_replace([found], ones, strict=False)))

@@ -16,15 +16,15 @@ from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import N_NAMED, Failed, Reason, Refused, listed, logger, percent, warn
 from pymc_ngvi.core.sizes import N_SHOWN
-from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status, format_gap
+from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
-from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict
-from pymc_ngvi.density import Layout, ModelDensity
+from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict, Word
+from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.density.shards import BrokenExecutorError, ShardError
 from pymc_ngvi.density.streams import BatchError, StreamReport
-from pymc_ngvi.families import DENSE, INDEPENDENT, FullState, traits_of
-from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState
+from pymc_ngvi.families import DENSE, INDEPENDENT, FullState
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Decision, Plan
 
 # --- what there is to say of modes beside that of the fit: where they are, and their share of the posterior ---
@@ -113,10 +113,10 @@ def of_modes(modes: Sequence[OtherMode], q: Any, layout: Layout, cure: str = "")
     apart = np.abs(modes[0].q.mean() - mean) / sd
     far = np.argsort(-apart)[:N_NAMED]
     far = far[apart[far] > _NEAR_FARTHEST * apart[far[0]]]
-    place = ", ".join(f"`{layout.label(int(i))}` = {modes[0].q.mean()[i]:.3g} (q: {mean[i]:.3g})" for i in far)
+    place = ", ".join(f"`{layout.label(int(i))}` = {modes[0].q.mean()[i]:.3g} (here {mean[i]:.3g})" for i in far)
     what, at = ("another mode", "at") if len(modes) == 1 else (f"{len(modes)} other modes", "the largest at")
     mass = percent(share, ".0f" if share >= 0.01 else ".1f")
-    said = f"the posterior has {what}, with {mass} of the mass, {at} {place}, which q leaves out"
+    said = f"the posterior has {what}, with {mass} of the mass, {at} {place}, which the approximation leaves out"
     return [Condition("modes", share, 0.0, said, against, cure=cure)]
 
 
@@ -124,6 +124,8 @@ def of_modes(modes: Sequence[OtherMode], q: Any, layout: Layout, cure: str = "")
 
 #: How the names of variables are shown.
 _NAME = "`{}`"
+#: Ends that the user has chosen: no warning.
+_OF_USER = (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED)
 
 
 @stored("fit.record")
@@ -189,6 +191,8 @@ class FitRecord:
         Which posteriors there were to choose from, at which prices; None where one was named.
     summed_out : tuple of str
         Discrete variables that were summed out of the model.
+    is_prior : bool
+        Whether the model has neither observed variables nor Potentials.
     status_before : Status or None
         How the iterations had ended, or were under way, when the call was interrupted.
     undone : tuple of str
@@ -229,6 +233,7 @@ class FitRecord:
     on_request: str = ""
     plan: Plan | None = field(default=None, compare=False, repr=False)
     summed_out: tuple[str, ...] = ()
+    is_prior: bool = False
     status_before: Status | None = None
     undone: tuple[str, ...] = ()
 
@@ -241,7 +246,8 @@ class FitRecord:
     @property
     def of_fit(self) -> list[Condition]:
         """What stands against the fit for how it ended."""
-        said, found = f"the fit did not converge ({self.status}): {self.sentence.rstrip('.')}", []
+        sentence, found = self.sentence.rstrip("."), []
+        said = f"the fit did not converge: {sentence[0].lower()}{sentence[1:]}"
         if not (self.converged or self.is_pool):
             found.append(Condition("convergence", math.inf, 0.0, said, cure=self.status.cure))
         return [*found, *(Condition("elsewhere", math.inf, 0.0, clause) for clause in self.elsewhere)]
@@ -253,7 +259,7 @@ class FitRecord:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the posterior is exact up to simulation error."""
+        """Whether the posterior is exact up to Monte Carlo error."""
         return self.verdict.is_exact
 
     @property
@@ -271,7 +277,7 @@ class FitRecord:
         """What happened: of the status, or of some coordinates; what was not done; what is odd about the data."""
         said = self.status.sentence
         if self.improper:
-            said = f"The posterior is improper: far out, its density does not fall in {listed(self.improper, _NAME)}."
+            said = f"The posterior is improper: its density does not fall off with {listed(self.improper, _NAME)}."
         elif self.growing:
             which, verb = ("deviation", "keeps") if len(self.growing) == 1 else ("deviations", "keep")
             said = (
@@ -279,8 +285,8 @@ class FitRecord:
             )
         if self.constant:
             said = (
-                f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, "
-                f"nothing bounds it from below: check the data. {said}"
+                f"Observed values do not vary: {', '.join(self.constant)}. If their standard deviation is a parameter, "
+                "log p rises without limit as it goes to 0: check the data."
             )
         return said + f" Not done: {', '.join(self.undone)}." * bool(self.undone)
 
@@ -343,33 +349,30 @@ class FitRecord:
             raise KeyboardInterrupt
 
     def closing_line(self) -> str:
-        """Return the outcome in one line."""
-        if self.kind == WEIGHTED:
-            return ""
-        if self.comes_first:
-            work = (
-                f"{self.n_iterations:,} Gaussian fits of the latent variables"
-                if self.is_nested
-                else f"{self.n_gradients:,} gradients"
-            )
-            return (
-                f"{work}, {self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
-                f"({self.backend} backend)."
-            )
-        evaluations = f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians"
-        if self.estimator == "quadrature":
-            n = min(self.n_gradients, self.n_hessians)  # each counts as both
-            evaluations = f"{n:,} expectation{'s'[: n != 1]}"
-        relative = f", reparam={self.reparam!r}" if self.reparam else ""
-        what = f"{self.family} family{relative}" + (f": {self.family_reason}" if self.family_reason else "")
+        """Return what came of the fit, in one line."""
+        if self.remark and (self.status in _OF_USER or self.converged):
+            return self.remark
+        verdict, also = self.verdict, self.verdict.brief
+        name = {"mixture": "Mixture", "student_t": "Student t"}.get(self.family, "Gaussian")
+        what = f"{self.kind.capitalize()} posterior" if self.is_pool else f"{name} approximation"
+        if verdict.is_exact:
+            what = "Exact posterior"
+        if self.is_prior:
+            what = "Prior of the model, which has no observed variables,"
+            also = also * (verdict.word is Word.NOT_RELIABLE)
+        said = f"{what} in {self.compile_seconds + self.run_seconds:,.1f} s"
+        is_open = verdict.word is Word.NOT_JUDGED or (self.is_pool and verdict.word is Word.RELIABLE)
+        if is_open and not self.is_prior:
+            return f"{said}; approx.summary() shows it, and whether it is reliable."
         return (
-            f"{self.outcome}: ELBO {self.elbo}, "
-            f"gap {format_gap(self.gap, ' nats')}, "
-            f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
-            f"{evaluations}, "
-            f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
-            f"({what}; {self.backend} backend)."
+            f"{said}{': ' * bool(also)}{also}{'; approx.summary() shows it' * (verdict.word is not Word.NOT_RELIABLE)}."
         )
+
+
+def is_prior(density: ModelDensity) -> bool:
+    """Tell whether a model has neither observed variables nor Potentials."""
+    is_given = isinstance(density, LogDensity)  # others have data
+    return is_given and not (density.given.observed_RVs or density.given.potentials)
 
 
 def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: int, seconds: float) -> FitRecord:
@@ -392,6 +395,7 @@ def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: in
         family_reason=f"it has the moments of the {state.kind} posterior",
         seed=seed,
         summed_out=density.summed_out.names,
+        is_prior=is_prior(density),
     )
 
 
@@ -399,25 +403,15 @@ def record_of_pool(density: ModelDensity, state: PoolState, elbo: Elbo, seed: in
 
 
 def report_outcome(q: VariationalState, record: FitRecord) -> None:
-    """Say how a fit went, and what posterior came of it; warn where it did not converge."""
-    stream = "" if record.stream is None else str(record.stream)
-    said = [record.closing_line(), stream, record.posterior, record.of_discrete]
-    has_groups = traits_of(record.family).from_structure or record.reparam is not None
-    if has_groups and record.converged and not record.is_pool:
-        said.append("approx.summary() says whether the best of this family is near enough to the posterior.")
-    logger.info(" ".join(filter(None, said)))
-    for remark in filter(None, [getattr(q, "remark", ""), record.restarted]):
-        logger.info(remark)
-    if record.n_dropped:
-        logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
-    status = record.status
-    if record.remark and (status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED) or record.converged):
-        logger.info(record.remark)
+    """Say in a line what came of a fit, and the rest at DEBUG; warn where it did not converge."""
+    stream, status = "" if record.stream is None else str(record.stream), record.status
+    logger.info(record.closing_line())
+    logger.debug(f"{record} {stream} {getattr(q, 'remark', '')}")
     if record.is_pool:
         return
     if record.stream is not None and record.stream.warning:
         warn(record.stream.warning)
-    if not (status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED) or record.converged):
+    if not (status in _OF_USER or record.converged):
         unknown = status is Status.LEVELLED and math.isnan(record.gap)
         verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
         warn(f"{verdict} ({status}). {record.sentence} {stream}{' ' * bool(stream)}{status.cure}", ConvergenceWarning)
@@ -487,7 +481,7 @@ class SoFar[A: Any]:
                 return False
             record = replace(record, status=Status.INTERRUPTED, status_before=record.status)
         elif self._will_do and isinstance(error, Exception) and not isinstance(error, MemoryError):
-            said = _told("What was to come after this posterior", "It is kept.", error, logging.WARNING)
+            said = _told("A later step", "It is kept.", error, logging.WARNING)
             approx, undone = self._now()
             record, undone = cast(FitRecord, approx.record), (f"{', '.join(undone)} ({said})",)
         else:

@@ -43,7 +43,7 @@ from pymc_ngvi.fitting.problem import (
     start_scales,
     units_apart,
 )
-from pymc_ngvi.fitting.record import FitRecord, elbo_of, spared
+from pymc_ngvi.fitting.record import FitRecord, elbo_of, is_prior, spared
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.methods import DIRECTIONS
 from pymc_ngvi.methods.adaptive import Adaptive, AdaptiveState
@@ -103,6 +103,9 @@ class Watched:
                 break
             # What is proper is only wide: the fit goes on, and standard deviations are compared with those of now.
             state = until(replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING), last)
+        is_far = state.status.can_be_followed and state.status not in (Status.CONVERGED, Status.PAUSED)
+        if is_far and self._density is not None and constant_data(self._density.model):
+            return replace(state, status=Status.COLLAPSED)  # a scale goes to 0, from wherever a fit begins
         return state
 
     def ended(self, state: loop.LoopState) -> loop.LoopState:
@@ -373,7 +376,7 @@ class Begun(NamedTuple):
     @classmethod
     def by_draws(cls, density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "Begun":
         """Begin with draws where rows have led, from narrower states where those would be outside the support."""
-        logger.info(BY_DRAWS)
+        logger.debug(BY_DRAWS)
         problem, options = problem_by_draws(density, options)
         rule = make_rule(problem.target, options, seed)
         narrower = [part * sd for part in START_SCALES[::2]]
@@ -402,7 +405,7 @@ class Begun(NamedTuple):
 
 def _look_for_entries(density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> None:
     """Add entries of the Hessian that its structure left out, about a mean; some may have been added already."""
-    logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
+    logger.debug("The Hessian of log p has entries that its structure left out: q gets them, too.")
     if options.choice.estimator == "quadrature":  # draws have been looked at already
         density.widen(mean + sd * np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, density.n_dim)))
     if options.family_reason and density.pattern is None:
@@ -442,7 +445,7 @@ def first_state(
             if isinstance(reason, StartError) and (has_draws or density.is_streamed):
                 raise
             if isinstance(reason, StartError) or (isinstance(reason, RowsGivenUp) and not has_draws):
-                logger.info(BY_DRAWS)
+                logger.debug(BY_DRAWS)
                 problem, options = problem_by_draws(density, options)
             else:
                 mean = start_point(density, means)
@@ -717,7 +720,8 @@ class FitSession:
     def _look_elsewhere(self, last: int, observe: loop.Observer) -> None:
         """Look for other modes, fit from these, and keep the best of all."""
         first = best = Ended(self._state, *self._figures)
-        is_at_end = first.state.status.ended_by_itself and first.state.n_iterations < last  # or else it may go on
+        ended = first.state.status
+        is_at_end = ended.ended_by_itself and first.state.n_iterations < last and ended is not Status.COLLAPSED
         if self._search is None or self._assessed is None or not is_at_end:
             return
         target, what, searched = self._problem.target, "the search for other modes", None
@@ -819,6 +823,7 @@ class FitSession:
             searched=self._searched is not None,
             seed=self.seed,
             summed_out=density.summed_out.names,
+            is_prior=is_prior(density),
             undone=self._failed,
             **(vars(self.options.choice) | (self._searched or {}) | of_batches),
         )

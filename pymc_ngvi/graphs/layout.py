@@ -1,6 +1,6 @@
 """Where each variable lives in the flat unconstrained vector: names, order, shapes, dims, frozen once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pymc as pm
@@ -8,6 +8,7 @@ import pymc as pm
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import AnyArray, Indices
+from pymc_ngvi.graphs.bambi import BambiParameters, bambi_parameters
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,13 @@ class Layout:
     variables : tuple of Variable
     coords : dict
         Coordinate values of every named dimension of the model.
+    bambi : BambiParameters
+        Of the Bambi model that built the model, if one did.
     """
 
     variables: tuple[Variable, ...]
     coords: dict[str, AnyArray]
+    bambi: BambiParameters = field(default_factory=BambiParameters)
 
     @classmethod
     def from_model(cls, model: pm.Model, point: dict[str, AnyArray]) -> "Layout":
@@ -70,7 +74,7 @@ class Layout:
             )
             start += size
         coords = {d: _coord(model, d) for d in model.coords}
-        return cls(tuple(variables), coords)
+        return cls(tuple(variables), coords, bambi_parameters(model))
 
     @property
     def n_dim(self) -> int:

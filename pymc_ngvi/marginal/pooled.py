@@ -300,10 +300,6 @@ class PoolState(abc.ABC):
         """What there is of each mode alone; empty where that is not known."""
         return ()
 
-    def weight_of(self, theta: Array) -> Array | None:
-        """Return the log weights by which draws were picked, (n_draws,); None where only globals have some."""
-        return None
-
     # --- weights ---
 
     @property
@@ -394,15 +390,26 @@ class PoolState(abc.ABC):
         uniform = [first, *(np.split(others, self.n_parts, axis=1) if self.n_parts else [])]
         return self._joined(self.pool, np.arange(len(self.pool.g)), uniform)
 
-    def draw(self, n: int, rng: np.random.Generator, *, enlarges: bool = True) -> Array:
-        """Return ``n`` draws of equal weight; the pool they are taken from is made larger for many."""
-        pool = self.for_draws(n) if enlarges else self.pool
+    def draw(self, n: int, rng: np.random.Generator, *, in_chains: bool = True) -> Array:
+        """Return ``n`` draws of equal weight, in random order or as they follow each other in chains.
+
+        For chains the pool is made larger if many draws are asked for. Draws with the same globals follow each other:
+        this is the autocorrelation by which effective sample sizes are estimated.
+        """
+        pool = self.for_draws(n) if in_chains else self.pool
         # Evenly by weight: as few repetitions as can be. In the order of the coordinate whose standard deviation is
         # known least well, also evenly over its tail.
-        order = np.argsort(pool.g[:, self.sd_errors.argmax()], kind="stable")
-        first = rng.permutation((np.arange(n) + rng.random()) / n)
+        start = np.searchsorted(run := _runs(pool.g), run)
+        order = np.argsort(pool.g[start, self.sd_errors.argmax()], kind="stable")
+        first, shuffled = (np.arange(n) + rng.random()) / n, rng.permutation(n)
         others = [rng.random((n, len(self.locals_))) for _ in range(self.n_parts)]
-        return self._joined(pool, order, [first, *others])
+        if not in_chains:
+            return self._joined(pool, order, [first[shuffled], *others])
+        theta = self._joined(pool, order, [first, *others])
+        # Neighbours are in different parts of the draws, so that chains differ little.
+        run = _runs(theta[:, self.globals_])
+        place = np.arange(len(run)) % N_PARTS + rng.random(len(run))
+        return theta[np.argsort(place[run], kind="stable")]
 
     def joint(self, n: int, rng: np.random.Generator) -> Draws:
         """Return all weighted draws of a pool whose effective size is ``n``, as far as that can be had.
@@ -447,6 +454,11 @@ class PoolState(abc.ABC):
     def cov(self) -> Array:
         """Return the covariance, (n_dim, n_dim)."""
         return self.cov_block(np.arange(self.n_dim))
+
+
+def _runs(points: Array) -> Indices:
+    """Return the number of the run that each row is in: of successive rows that have a coordinate in common."""
+    return np.cumsum(np.append(False, (points[1:] != points[:-1]).all(axis=1)))
 
 
 def effective_size_of(weights: Array) -> float:
@@ -496,7 +508,7 @@ class WeightChecks(PoolVerdict):
     def own(self) -> list[Condition]:
         """All that is asked of it."""
         limit = khat_limit(self.n_draws)
-        said = f"Pareto k-hat is {self.khat:.2f}, above {limit:.2g}, so that few draws decide"
+        said = f"Pareto k-hat is {self.khat:.2f}, above {limit:.2g}: a few draws have most of the weight"
         return [
             Condition("k-hat", self.khat, limit, said, is_excused=self.weights_help),
             *few_draws("effective size", self.effective_size, ENOUGH, "the effective sample size"),
@@ -511,7 +523,7 @@ class WeightChecks(PoolVerdict):
     @property
     def details(self) -> str:
         """How good the weights are."""
-        return f" (Pareto k-hat of the weights {self.khat:.2f}, effective sample size {self.effective_size:,.0f})"
+        return f" (effective sample size {self.effective_size:,.0f}, Pareto k-hat {self.khat:.2f})"
 
 
 class AllDrawn(PoolState):

@@ -25,7 +25,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Bools, GaussianState, HasGradient, Indices
 from pymc_ngvi.core.verdict import Against, Condition, PoolVerdict, beyond_reach, few_draws, heavy_tail
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.pooled import AllDrawn, Pool, PoolState
+from pymc_ngvi.marginal.pooled import N_PARTS, AllDrawn, Pool, PoolState, evenly_picked
 from pymc_ngvi.moves.chains import (
     MOST_ERROR,
     Basins,
@@ -118,19 +118,19 @@ class MovedChecks(PoolVerdict):
             Condition("trend", self.trend, self.most_trend,
                 f"the chains still drift: a mean changes by {self.trend:.1f} standard errors between their halves"),
             Condition("far draws", self.n_far, 0,
-                f"{self.n_far:,} draws have a log p far below that of all others: chains that are still on their way"),
+                f"{self.n_far:,} draws have a log p far below that of all others: these chains have not arrived"),
             Condition("diverging", self.diverging, MOST_DIVERGING,
                 f"{percent(self.diverging, ".1f")} of the trajectories diverge: where they do, draws may be missing"),
             Condition("height", self.height, MOST_HEIGHT,
-                "chains pass by points whose log p is far above that of all draws, and are refused there: the "
+                "chains meet points whose log p is far above that of all draws, and do not stay there: the "
                 "posterior has a narrow peak"),
             *few_draws("bulk size", self.bulk, ENOUGH, "the bulk effective sample size"),
             *few_draws("tail size", self.tail, ENOUGH, "the tail effective sample size"),
             Condition("limits", self.limit_error, MOST_LIMIT_ERROR,
-                f"a 5 or 95 % limit is known to {self.limit_error:.2f} standard deviations only", Against.SIZE),
+                f"a 5 or 95 % quantile is known to {self.limit_error:.2f} standard deviations only", Against.SIZE),
             heavy_tail(self.beyond),
             Condition("peak size", self.peak, self.least_peak,
-                f"few chains are where log p is highest, and stay there: an effective sample size of {self.peak:,.0f}, "
+                f"few chains reach where log p is highest: an effective sample size of {self.peak:,.0f} there, "
                 f"below {self.least_peak:,.0f}", at_least=True),
             *(of_modes if self.n_modes > 1 else []),
         ]  # fmt: skip
@@ -181,18 +181,11 @@ class MovedChecks(PoolVerdict):
         )
 
     @property
-    def made(self) -> str:
-        """How it was sampled."""
-        return f"Sampled from the fit ({self.figures})."
-
-    @property
     def details(self) -> str:
         """What was measured of the chains, and their modes."""
-        modes = f" in {self.n_modes} modes, of weights {self.in_modes}" if self.n_modes > 1 else ""
-        return (
-            f" (nested R-hat {self.rhat:.3f}, effective sample size {self.effective_size:,.0f}, 5 and 95 % limits "
-            f"known to {self.limit_error:.2f} standard deviations){modes}"
-        )
+        modes = f"; {self.n_modes} modes found, with weights {self.in_modes}" if self.n_modes > 1 else ""
+        size = f"effective sample size {self.effective_size:,.0f}, nested R-hat {self.rhat:.3f}"
+        return f" ({size}){modes}"
 
 
 # --- a posterior that is the draws of chains: all coordinates in the pool, draws in one mode weigh the same ---
@@ -236,6 +229,14 @@ class MovedDraws(AllDrawn):
     def modes(self) -> Indices:
         """Which mode each chain is in, (n_chains,)."""
         return np.repeat(np.arange(self.checks.n_modes), self.x.shape[1] // self.checks.n_modes)
+
+    def draw(self, n: int, rng: np.random.Generator, *, in_chains: bool = True) -> Array:
+        """Return ``n`` draws of equal weight, in random order or one chain after the other, as they were moved."""
+        if not in_chains:
+            return super().draw(n, rng, in_chains=False)
+        chains = np.argsort(np.arange(self.x.shape[1]) % N_PARTS, kind="stable")  # each part has chains of all modes
+        rows = evenly_picked(np.repeat(self.of_chains[chains], len(self.x)), n, rng.random())
+        return self.x.swapaxes(0, 1)[chains].reshape(-1, self.n_dim)[rows]
 
     # --- files ---
 

@@ -357,7 +357,7 @@ def _directions(fits: ManyGaussians, predictors: Indices) -> Array:
 # --- weighted pairs of hyperparameters and latent variables: some values of the first, draws of the second at each ---
 #
 # Each value has a Gaussian of its own; a pair has the weight w = p(y, x, theta) / (g(theta) q(x | theta)). Where these
-# are even, the pairs are the posterior up to simulation error. Where they vary too much given theta, those of theta
+# are even, the pairs are the posterior up to Monte Carlo error. Where they vary too much given theta, those of theta
 # alone are taken, by the ELBO of each Gaussian and what it lacks, and the pairs are those of q.
 
 #: Part of the draws at a value of the hyperparameters above which these are those of a mode.
@@ -452,19 +452,6 @@ class WeightedPairs(WeightedValues, LatentPairs):
         rows = picked(self.of_pairs.ravel(), uniform)
         first, second = np.divmod(rows, self.log_ratio.shape[1])
         return first, second
-
-    def log_weights_of(self, g: Array, latents: Array) -> Array:
-        """Return the logarithms of the weights of some of the pairs, (n_pairs,); NaN for what is none of them."""
-        place: dict[bytes, list[int]] = {}
-        for i, row in enumerate(np.ascontiguousarray(self.g)):
-            place.setdefault(row.tobytes(), []).append(i)
-        result = np.full(len(g), np.nan)
-        for i, row in enumerate(np.ascontiguousarray(g)):
-            for first in place.get(row.tobytes(), []):
-                is_same = (self.latents[first] == latents[i]).all(axis=1)
-                if is_same.any():
-                    result[i] = np.log(self.of_pairs[first, int(np.argmax(is_same))])
-        return result
 
     def moments(self) -> tuple[Array, Array]:
         """Return means and standard deviations of the latent variables, (d,) each."""

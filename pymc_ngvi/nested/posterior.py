@@ -110,14 +110,14 @@ class NestedChecks(PoolVerdict):
             self._of_tail(HEAVIEST),
             *few_draws("effective size", self.effective_size, wanted, "the effective size of the hyperparameters"),
             Condition("moved", self.moved, MOST_MOVED,
-                f"hyperparameters from farther out move a mean by {self.moved:.1f} of its standard errors"),
+                f"hyperparameters from farther out change a mean by {self.moved:.1f} of its standard errors"),
             Condition("lost", self.lost, _MOST_LOST,
                 f"the latent variables can't be fitted at {percent(self.lost)} of the hyperparameters"),
         ]  # fmt: skip
         if not self.claims_exact:
-            said = f"the log marginal density of the hyperparameters is known to {self.error:.2f} nats only"
+            said = f"the log marginal density of the hyperparameters is known to within {self.error:.2f} nats only"
             return [*found, Condition("log m", self.error, MOST_ERROR, said), joint]
-        few = "there are too few draws to measure how even the weights of latent variables are"
+        few = "there are too few draws to judge the weights of the latent variables"
         return [
             *found,
             self._of_tail(MOST_KHAT, Against.EXACT, is_excused=has_light_tail(self.khat, self.n_values)),
@@ -132,7 +132,7 @@ class NestedChecks(PoolVerdict):
                 Against.EXACT),
             # Draws of a Gaussian at one mode know nothing of another one: their weights are even all the same.
             Condition("concave", float(not self.is_concave), 0.5,
-                "given the hyperparameters, the latent variables may have other modes, where no Gaussian is",
+                "given the hyperparameters, the latent variables may have other modes, which no Gaussian covers",
                 Against.EXACT),
         ]  # fmt: skip
 
@@ -147,24 +147,10 @@ class NestedChecks(PoolVerdict):
         return self.effective_size / self.n_values * float(np.exp(-self.variance))
 
     @property
-    def worth(self) -> float:
-        """Effective number of values, or of pairs where these are fewer."""
-        return min(self.effective_size, self.pair_size)
-
-    @property
-    def made(self) -> str:
-        """What is sampled, and what is Gaussian."""
-        n = self.n_globals
-        return (
-            f"Nested: {n} hyperparameter{'s'[: n != 1]} sampled (effective sample size {self.effective_size:,.0f}), "
-            f"{self.n_local:,} latent variable{'s'[: self.n_local != 1]} drawn from Gaussians given these."
-        )
-
-    @property
     def details(self) -> str:
-        """Effective size of pairs."""
+        """Effective sizes of pairs, and of hyperparameters."""
         size = f"{self.pair_size:,.0f}" if np.isfinite(self.pair_size) else "unknown"
-        return f" by weights of both (effective sample size {size})"
+        return f" (effective sample size {size}; of the hyperparameters {self.effective_size:,.0f})"
 
 
 # --- how long a nested posterior takes, from sizes alone ---
@@ -315,10 +301,6 @@ class Latents(PoolState):
     def correction(self) -> tuple[float, float]:
         """Return the error of log m."""
         return 0.0, self.checks.error
-
-    def weight_of(self, theta: Array) -> Array:
-        """Return the log weights of pairs, (n_draws,); NaN for what is none of these draws."""
-        return self.pairs.log_weights_of(theta[:, self.globals_], theta[:, self.locals_])
 
     # --- draws and moments ---
 

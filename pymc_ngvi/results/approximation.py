@@ -30,6 +30,7 @@ from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import (
     DRAWS,
     HELD,
+    N_CHAINS,
     N_PREDICTED,
     N_REWEIGHTED,
     N_SHOWN,
@@ -39,6 +40,7 @@ from pymc_ngvi.core.sizes import (
     WEIGHTS,
     Seed,
     check_draws,
+    draws_of_chains,
     generator_of,
     seed_of,
 )
@@ -117,8 +119,10 @@ from pymc_ngvi.results.sampling import (
     Covariance,
     SamplerInit,
     chains_tree,
+    check_options,
     constrained_state,
     covariance_of,
+    moments_of,
     sample_trace,
     sample_tree,
     sampler_init,
@@ -427,7 +431,7 @@ class NGVIApproximation(Approximation):
     # --- draws ---
 
     def draw_flat(self, n: int, random_seed: Seed = None) -> Array:
-        """Draw from q.
+        """Draw from the approximate posterior.
 
         Parameters
         ----------
@@ -448,7 +452,7 @@ class NGVIApproximation(Approximation):
         self,
         draws: int = 500,
         *,
-        chains: int = 1,
+        chains: int = N_CHAINS,
         var_names: str | Sequence[str] | None = None,
         importance: str | None = None,
         random_seed: Seed = None,
@@ -462,13 +466,17 @@ class NGVIApproximation(Approximation):
         Parameters
         ----------
         draws : int, default 500
-            Of each chain.
-        chains : int, default 1
-            Draws of q are independent. Chains only arrange them as other tools expect.
+            Draws in total, of all chains together; ``pm.sample`` has as many in each chain. ``sample(2_000)`` returns 4
+            chains of 500. A number that the chains don't divide is rounded up.
+        chains : int, default 4
+            Chains that the draws are arranged in, so that R-hat, effective sample sizes and rank plots of ArviZ work.
+            Draws that are not independent, as some of an exact or nested posterior have the same global parameters,
+            follow each other within a chain: effective sample sizes and Monte Carlo errors of ArviZ account for them.
         var_names : str or sequence of str, optional
             Free variables, Deterministics, or unconstrained values (``sd_log__``): only these are evaluated and kept.
             Default: all, but for Deterministics that read ``pm.Minibatch`` data, which have the rows of one batch. For
-            all rows, or new ones: ``pm.sample_posterior_predictive`` in a model of these.
+            all rows, or new ones: ``pm.sample_posterior_predictive`` in a model of these. Of a Bambi model, those that
+            Bambi's own results have.
         importance : {"psis", "psir"}, optional
             Correct q by Pareto-smoothed importance weights. "psis": draws of q, with ``log_weight`` in
             ``sample_stats``, normalised. "psir": draws without weights, resampled from ten times as many (at least
@@ -489,7 +497,9 @@ class NGVIApproximation(Approximation):
         Returns
         -------
         xarray.DataTree or MultiTrace
-            Group ``posterior`` holds free variables on their constrained scale and Deterministics. With
+            Group ``posterior`` holds free variables on their constrained scale and Deterministics. Of a Bambi model,
+            intercepts are at predictors of zero, as in Bambi's own results, for ``model.predict`` and its like;
+            ``pm.sample_posterior_predictive`` in the PyMC model would need those at mean predictors. With
             ``log_p=True``, ``sample_stats`` holds ``log_p`` (unnormalised, Jacobian included) and ``log_q``, both on
             the unconstrained scale; ``log_p`` is left out where ``pm.set_data`` changed the data after the fit, since
             the draws are not from the posterior given the new data. For mixtures, ``sample_stats`` has the
@@ -501,8 +511,7 @@ class NGVIApproximation(Approximation):
             ``effective_sample_size``, of the pool that the draws come from; ``effective_global_draws``, the same for
             global parameters, which repeat more often; and ``distinct_global_draws``, the number of draws that differ
             in these. Draws with equal global parameters have the same number ``global_draw`` in ``sample_stats``; what
-            they have beside these differs. For a nested posterior, ``sample_stats`` has ``log_weight``, the log weight
-            of each draw in the pool, by which it was picked.
+            they have beside these differs.
 
         Raises
         ------
@@ -517,6 +526,7 @@ class NGVIApproximation(Approximation):
             Where the Monte Carlo error of the weights is larger than what they correct; where ``pm.set_data`` changed
             the data after the fit.
         """
+        check_options(kwargs)
         kwargs |= {
             "chains": chains, "var_names": var_names, "importance": importance, "log_p": log_p, "with_batches": False,
             "include_transformed": include_transformed,
@@ -545,7 +555,7 @@ class NGVIApproximation(Approximation):
         return self.density.logp(np.asarray(theta, dtype=np.float64))
 
     def sampler_init(
-        self, chains: int = 4, random_seed: Seed = None, *, covariance: Covariance = "auto"
+        self, chains: int = N_CHAINS, random_seed: Seed = None, *, covariance: Covariance = "auto"
     ) -> SamplerInit:
         """Return initial points and a mass matrix for NUTS.
 
@@ -589,13 +599,13 @@ class NGVIApproximation(Approximation):
 
     @property
     def mean_data(self) -> xr.Dataset:
-        """Unconstrained mean by name of the value variable, with dims and coords."""
-        return flat_dataset(self.layout, self._distribution.mean())
+        """Unconstrained mean by name of the value variable; intercepts of a Bambi model are its own."""
+        return flat_dataset(self.layout, moments_of(self._posterior)[0])
 
     @property
     def std_data(self) -> xr.Dataset:
-        """Unconstrained standard deviations by name of the value variable, with dims and coords."""
-        return flat_dataset(self.layout, self._distribution.sd())
+        """Unconstrained standard deviations, like `mean_data`."""
+        return flat_dataset(self.layout, moments_of(self._posterior)[1])
 
     def cov_of(self, names: str | Sequence[str]) -> xr.DataArray:
         """Return the covariance of some variables, unconstrained.
@@ -702,10 +712,10 @@ class NGVIApproximation(Approximation):
         gaussian = self.gaussian
         if gaussian._session is None:
             raise RuntimeError(
-                "There is no fit to go on with: this approximation was made without one, or saved without it. "
+                "There is no fit to continue: this approximation was made without one, or saved without it. "
                 "Use pm.fit(method='ngvi', start=...)."
             )
-        gaussian._posterior.refuse_changed_data("The fit can't go on with other data")
+        gaussian._posterior.refuse_changed_data("The fit can't continue with other data")
         if executor is not None:
             if not isinstance(gaussian.density, ShardedDensity):
                 raise ValueError("The model has no shards: leave executor out.")
@@ -739,7 +749,7 @@ class NGVIApproximation(Approximation):
                 "No Gaussian fit came before this nested posterior: refine() looks at more hyperparameters, and takes "
                 "no tol, max_draws or executor. approx.gaussian.refine takes them."
             )
-        self._posterior.refuse_changed_data("The posterior can't be gone on with for other data")
+        self._posterior.refuse_changed_data("The posterior can't be refined with other data")
         with SoFar[Self]() as so_far:
             so_far.is_now(lambda: (self, ("more hyperparameters",)))
             step = self._next_step
@@ -784,7 +794,7 @@ class NGVIApproximation(Approximation):
     def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
 
-        Pareto k-hat describes the tails of the weights. It does not show how far the bulk of q is off, or that q misses
+        Pareto k-hat describes the tails of the weights. It does not show errors in the bulk of q, or that q misses
         a mode. Therefore draws of q are also moved towards the posterior, by a few Hamiltonian trajectories: the error
         of q is at least the change in their moments. Labels are exchanged as well, and signs changed. Where log p stays
         the same then, but q does not, q covers one of several equal modes.
@@ -881,6 +891,7 @@ class NGVIApproximation(Approximation):
         khat_draws : int or None, default 10_000
             None leaves k-hat out, and what a mixture gains over one Gaussian.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            Default: a seed that belongs to the fit, so that a second summary has the same numbers.
         **kwargs
             Passed to ``arviz_stats.summary``. ``kind`` is "stats" by default: effective sample sizes and R-hat say
             nothing about independent draws. With ``var_names``, ``filter_vars`` or ``coords`` the table shows just
@@ -899,7 +910,8 @@ class NGVIApproximation(Approximation):
         """
         return summarise(
             self._posterior, self.record.verdict if self.record and khat_draws is None else self.checks,
-            draws, self.generator(random_seed), group_effects=group_effects, khat_draws=khat_draws, options=kwargs,
+            draws, self._generator_of_fit(random_seed, DRAWS), group_effects=group_effects, khat_draws=khat_draws,
+            options=kwargs,
         )  # fmt: skip
 
     def _repr_html_(self) -> str:
@@ -959,7 +971,7 @@ class NGVIApproximation(Approximation):
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is the posterior up to simulation error, rather than a Gaussian or another q: `checks`."""
+        """Whether this is the posterior up to Monte Carlo error, rather than a Gaussian or another q: `checks`."""
         return isinstance(self._state, PoolState) and self.checks.is_exact
 
     @property
@@ -973,7 +985,7 @@ class NGVIApproximation(Approximation):
         """The verdict: whether the posterior can be relied on, by which conditions, each with its figure.
 
         All reports have this one. It is made once, when it is first asked for, by tests of draws from the seed of the
-        fit; their number follows from the model and the evaluations of the fit. Where they are too dear to tell, it is
+        fit; their number follows from the model and the evaluations of the fit. Where they would take too long, it is
         "not judged" until `diagnose` is called. That of an exact, nested or moved posterior has its measurements too.
         """
         record = self.record
@@ -1031,7 +1043,7 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         ValueError
-            Where the posterior is none of these, or the value would mean nothing: with improper priors (``pm.Flat``),
+            Where the posterior is none of these, or the value would be arbitrary: with improper priors (``pm.Flat``),
             or with terms without a normalising constant (``pm.ICAR``, a Potential, unless `pymc_ngvi.normalised` says
             otherwise). Where no Gaussian is near enough to the chains.
 
@@ -1333,7 +1345,6 @@ class NGVIApproximation(Approximation):
         var_names: str | Sequence[str] | None = None,
         draws: int = N_PREDICTED,
         random_seed: Seed = None,
-        bambi_model: Any = None,
     ) -> xr.DataTree:
         """Draw predictions for new data, levels of groups that were not in the fit included.
 
@@ -1359,13 +1370,11 @@ class NGVIApproximation(Approximation):
             have a value for each row.
         draws : int, default 1_000
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
-        bambi_model : bambi.Model, optional
-            The model that was fitted, where ``new_data`` is a DataFrame.
 
         Returns
         -------
         xarray.DataTree
-            Groups ``predictions``, with one chain and the labels of the new data, and ``predictions_constant_data``;
+            Groups ``predictions``, with 4 chains and the labels of the new data, and ``predictions_constant_data``;
             without new data also ``posterior_predictive`` and ``observed_data``.
             Attributes of ``predictions`` say which variables have elements that were ``drawn_from_prior``, and which
             were ``averaged``.
@@ -1378,7 +1387,7 @@ class NGVIApproximation(Approximation):
             given; where new elements have no distribution given the others, as those of effects that sum to zero, or of
             a vector in order; for a model that reads minibatches, or whose data are in shards.
         TypeError
-            For new data that are no dict; for a DataFrame without the Bambi model, and for anything else with it.
+            For new data that are no dict, or no DataFrame of a Bambi model that is known.
 
         Warns
         -----
@@ -1428,14 +1437,14 @@ class NGVIApproximation(Approximation):
         Traceback (most recent call last):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
-        return self._predictor(draws, random_seed)(new_data, groups, var_names, bambi_model=bambi_model)
+        return self._predictor(draws, random_seed)(new_data, groups, var_names)
 
     def _predictor(self, draws: int, random_seed: Seed) -> Callable[..., xr.DataTree]:
         """Return what predicts at the same draws, with the same random numbers, whatever the new data are."""
         if self.record is not None:
             self.record.refuse_diverged()
         rng, posterior = self.generator(random_seed), self._posterior
-        theta = posterior.draw(check_draws(draws), rng)
+        theta = posterior.draw(draws_of_chains(draws), rng)
         return functools.partial(predictions_at, posterior, theta, seed_of(rng))
 
     @task("Predictions")
@@ -1699,9 +1708,7 @@ class NGVIApproximation(Approximation):
     # --- new_rows ---
 
     @task("Update")
-    def update(
-        self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None, bambi_model: Any = None
-    ) -> "Updated":
+    def update(self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None) -> "Updated":
         """Return the posterior given new rows as well as those of the fit, without another fit.
 
         Draws of the posterior are weighted by the density of the new rows [1]_. Under an exact posterior of a model
@@ -1721,8 +1728,6 @@ class NGVIApproximation(Approximation):
             Independent draws that those of the posterior should be worth; at least 100.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Default: a seed that belongs to the fit.
-        bambi_model : bambi.Model, optional
-            The model that was fitted, where ``new_data`` is a DataFrame.
 
         Returns
         -------
@@ -1733,7 +1738,7 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         TypeError
-            For new data that are no dict; for a DataFrame without the Bambi model, and for anything else with it.
+            For new data that are no dict, or no DataFrame of a Bambi model that is known.
         ValueError
             Where the observations are not there, or have missing values; for names that the model does not have, ragged
             arrays, and lengths that do not agree; where the elements of an observed variable have one distribution
@@ -1777,7 +1782,7 @@ class NGVIApproximation(Approximation):
         True
         """
         rng = self._generator_of_fit(random_seed, UPDATES)
-        return self._of_weighted(Updated, updated(self._posterior, new_data, draws, rng, bambi_model))
+        return self._of_weighted(Updated, updated(self._posterior, new_data, draws, rng))
 
     # --- sites ---
 
@@ -2001,7 +2006,7 @@ class NGVIApproximation(Approximation):
         tree[APPROXIMATION] = xr.DataTree(group_of(content, inline=False, attrs=readable(posterior)))
         if resumable and (saved := fitted._saved_fit()) is not None:
             tree[FIT] = xr.DataTree(group_of({"snapshot": saved}, inline=True))
-        moments = np.stack([posterior.distribution.mean(), posterior.distribution.sd()])
+        moments = np.stack(moments_of(posterior))
         tree[UNCONSTRAINED] = xr.DataTree(flat_dataset(self.layout, moments, {"moment": ["mean", "sd"]}))
         tree.attrs |= versions()
         return tree

@@ -21,7 +21,16 @@ from scipy import sparse
 from scipy.special import bdtrc, chdtri, erfcx, expit, ndtri, softmax
 
 from pymc_ngvi.core.draws import chunks, density_of_normal, draws_of
-from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, MOST_KHAT, Weights, WeightVerdict, khat_limit, smoothed, weigh
+from pymc_ngvi.core.importance import (
+    MIN_KHAT_DRAWS,
+    MOST_KHAT,
+    SAME,
+    Weights,
+    WeightVerdict,
+    khat_limit,
+    smoothed,
+    weigh,
+)
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import N_NAMED, logger, percent
 from pymc_ngvi.core.prices import fit_seconds, in_words
@@ -233,7 +242,7 @@ def critical(n: int) -> float:
 #: Part of an error that moved draws show at least, less chance: mostly, it is half.
 _SHOWN = 0.25
 #: Drifts from which on q is not reliable: errors of 0.15 standard deviations in means, 12 % in standard deviations and
-#: 0.2 in limits are seen in nine of ten cases (docs/benchmarks/verdict_power.md).
+#: 0.2 in limits are seen in nine of ten cases (tests/benchmarks/results/verdict_power.md).
 LIMITS = {"mean": 0.11, "sd": 0.09, **dict.fromkeys(LEVELS, 0.15)}
 
 
@@ -668,9 +677,9 @@ def _orders(images: list[bool | None]) -> int:
 
 # --- the report ---
 
-#: By what quantities are seen to be off, in a clause that they end.
-MOVED = "draws that are moved towards the posterior drift"
-SCORED = "gradients of log p at draws tell of a drift"
+#: What changes quantities that are off.
+MOVED = "moving draws towards the posterior"
+SCORED = "moving draws along the gradients of log p"
 
 
 #: Characters in a line at most, fewer on a narrow terminal; coordinates in the table.
@@ -827,11 +836,11 @@ class Diagnosis:
             parts += ["", "Also:", *(wrap(text, "  - ", "    ") for text in remarks)]
         pad = max(len(name) for name, _ in self._rows()) + 2
         parts += ["", *(wrap(text, name.ljust(pad), " " * pad) for name, text in self._rows())]
-        how = "By how much draws of q change when they are moved towards the posterior: the least by which q is off"
+        how = "Change when draws are moved towards the posterior (a lower bound of the error)"
         if self.n_scored:
-            how = "By how much q is off, as gradients of log p at draws tell"
+            how = "Errors, estimated from the gradients of log p at the draws"
         which = f" The worst {_N_ROWS} of {self.layout.n_dim:,} coordinates:" if self.layout.n_dim > _N_ROWS else ""
-        return "\n".join([*parts, "", wrap(f"{how} (unconstrained).{which}"), self._table().to_string()])
+        return "\n".join([*parts, "", wrap(f"{how}, unconstrained scale.{which}"), self._table().to_string()])
 
     __repr__ = __str__
 
@@ -852,7 +861,7 @@ class Diagnosis:
         if self.searched:
             return "looked for after the fit"
         compared = self.n_log_p and SYMMETRIES not in self.left_out
-        return "not looked for, but for those by symmetry" if compared else "not looked for"
+        return "not looked for, except for those by symmetry" if compared else "not looked for"
 
     def _rows(self) -> list[tuple[str, str]]:
         """Return what was measured, by name."""
@@ -869,7 +878,7 @@ class Diagnosis:
             of_draws = f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"
         gap = "" if self.is_pool else f", gap {format_gap(self.gap, ' nats')}"
         moved = f"{self.n_moved:,} draws, {self.n_trajectories} trajectories each, acceptance {self.acceptance:.2f}"
-        left_out = f"{'; '.join(self.left_out)} (evaluations of this model are dear; diagnose(draws=10_000) has them)"
+        left_out = f"{'; '.join(self.left_out)} (this model is slow to evaluate; diagnose(draws=10_000) includes them)"
         rows = [
             ("Gaussian fit" if self.is_pool else "Fit", f"{self.outcome}{gap}, ELBO {self.elbo}"),
             ("Pareto k-hat", of_weights),
@@ -878,7 +887,7 @@ class Diagnosis:
             ("Gradients", f"at {self.n_scored:,} draws" if self.n_scored else ""),
             ("Joint density", self.joint),
             ("Computed", self.computed),
-            ("Other modes", "looked for from dispersed starts" if self.thorough else self._search()),
+            ("Other modes", "searched for from dispersed starts" if self.thorough else self._search()),
             ("Cost", f"{self.n_gradients:,} gradients, {self.n_log_p:,} log densities"),
             ("Left out", left_out if self.left_out else ""),
         ]
@@ -1047,8 +1056,8 @@ def of_fit(context: Context, gap: float) -> list[Condition]:
     """Return what stands against a fit for how it ended."""
     n_dim, found = context.layout.n_dim, [] if context.record is None else context.record.of_fit
     much = min(_GAP_EACH * n_dim, max(_GAP_MUCH, 0.5 * _GAP_EACH * n_dim))
-    said = f"a better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions"
-    cure = "Go on with approx.refine(n, tol=...) and a smaller tol."
+    said = f"{format_gap(gap)} nats of ELBO are still to be gained in this family, too much for {n_dim:,} dimensions"
+    cure = "Continue with approx.refine(n, tol=...) and a smaller tol."
     return found if math.isnan(gap) else [*found, Condition("gap", gap, much, said, cure=cure)]
 
 
@@ -1056,7 +1065,7 @@ def _of_support(context: Context, weights: Weights) -> list[Condition]:
     if not weights.n_lost or context.is_pool:  # draws of a proposal may lie anywhere
         return []
     part = weights.n_lost / weights.n_draws
-    lost = f"{weights.n_lost:,} of {weights.n_draws:,} draws of q ({percent(part, '.2g')})"
+    lost = f"{weights.n_lost:,} of {weights.n_draws:,} draws ({percent(part, '.2g')})"
     said = f"log p or log q is not finite at {lost}"
     cure = "Give the variables their support by a prior or a transform rather than by a Potential or by the data."
     return [Condition("support", part, 0.0, said, Against.RELIABLE if part > MUCH else Against.NOTHING, cure=cure)]
@@ -1105,12 +1114,11 @@ def _named(drift: Drift, layout: Layout | None, measure: str, columns: Indices) 
 
 
 def of_drift(context: Context, drift: Drift, seen: str) -> list[Condition]:
-    """Return what is off in coordinates, or in what is computed of draws; ``seen``: by what, as a clause."""
+    """Return what is off in coordinates, or in what is computed of draws; ``seen``: what changes it."""
     found = []
     for measure, columns in drift.off().items():
         names = _named(drift, context.layout, measure, columns)
-        of = "q" if drift.functionals is None else drift.functionals.kind_of(columns)
-        said = f"the {_MEASURES[measure]} of {of} is off: {seen} in {names}"
+        said = f"{seen} changes the {_MEASURES[measure]} of {names}"
         worst = abs(float(drift.measures[measure].value[columns[0]]))
         found.append(Condition(measure, worst, LIMITS[measure], said, cure=context.shape_cure()))
     return found
@@ -1130,11 +1138,11 @@ def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Co
     if not_moved(moved) or (drift is not None and not _stuck(moved)):
         return []
     if drift is None:
-        said = "log p or its gradient is finite at too few draws of q to move them towards the posterior"
+        said = "log p or its gradient is finite at too few draws to move them towards the posterior"
     else:
         said = (
-            f"draws of q can hardly be moved towards the posterior (acceptance {moved.acceptance:.2f}): q is far from "
-            "it, or log p has kinks or cliffs"
+            f"draws can hardly be moved towards the posterior (acceptance {moved.acceptance:.2f}): they are far from "
+            "it, or log p has kinks or jumps"
         )
     against = Against.NOTHING if context.is_pool else Against.RELIABLE
     return [
@@ -1152,7 +1160,7 @@ def _of_weights(context: Context, weights: Weights) -> list[Condition]:
         return []
     is_far = verdict is WeightVerdict.FAR
     against, cure = (Against.RELIABLE, context.shape_cure()) if is_far else (Against.NOTHING, "")
-    said = weights.sentence(context.layout.n_dim).rstrip(".")
+    said = weights.sentence(context.layout.n_dim).removesuffix(".")
     return [Condition("k-hat", weights.khat, MOST_KHAT, said, against, cure=cure)]
 
 
@@ -1173,7 +1181,7 @@ def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Condi
             others = f"means over all of them say little of what depends on the {kind}"
         else:
             cure = f"{cure} {context.mode_cure()}"
-        said = f"log p stays the same when {what}: q covers {covers}, and {others}"
+        said = f"log p stays the same when {what}: the approximation covers {covers}, and {others}"
         result.append(Condition("equal modes", number, 1, said, against, cure=cure))
     return result
 
@@ -1194,15 +1202,15 @@ def of_joint(context: Context, joint: JointDrift, moments: Drift) -> list[Condit
     by_chance = bdtrc(n - 1, n + joint.n_falls, 0.5)  # that so many rise, were falls as likely
     if n - joint.n_falls > LEAST_FAR * joint.n_draws and by_chance < FAMILY_WISE:
         said = (
-            f"a part of the draws is far from the posterior: as they are moved towards it, log p rises by more than "
-            f"{joint.far:.0f} nats at {n:,} of {joint.n_draws:,} ({percent(n / joint.n_draws)}), by "
-            f"{np.median(joint.rises):,.0f} in the median of these, and falls as far at {joint.n_falls:,}"
+            f"some draws are far from the posterior: moving them towards it raises log p by more than "
+            f"{joint.far:.0f} nats at {n:,} of {joint.n_draws:,} ({percent(n / joint.n_draws)}; median "
+            f"{np.median(joint.rises):,.0f} nats), and lowers it as much at {joint.n_falls:,}"
         )
         return [Condition("draws far away", n, joint.n_falls, said, cure=cure)]
     drift = joint.mean
     said = (
-        f"the joint density is off: log p drifts by {drift} nats as draws are moved, more than {joint.limit:.1f}, "
-        "though no single coordinate stands out"
+        f"the joint density is off: moving draws towards the posterior changes the mean of log p by {drift} nats "
+        f"(limit {joint.limit:.1f}), though no single parameter stands out"
     )
     is_much = abs(drift.value) > max(joint.limit, critical(1) * drift.se)
     is_excused = moments.stands_out or not is_much
@@ -1273,7 +1281,7 @@ def n_own(posterior: Posterior) -> int:
     costs, n = costs_of(posterior), budget_of(posterior).n_weights
     n = n or int(np.clip(_seconds_of(posterior) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
     if n < at_most(N_WEIGHED, FEWEST_WEIGHED, HELD, posterior.layout.n_dim):
-        logger.info(f"Importance weights of {n:,} draws: evaluations of this model are dear, ask for more by draws=.")
+        logger.debug(f"Importance weights of {n:,} draws: evaluations of this model are slow; draws= asks for more.")
     return n
 
 
@@ -1436,7 +1444,7 @@ def drifts_of(
 
 # --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
 
-_NO_BUDGET = "approx.diagnose() has more, diagnose(draws=10_000) no budget"
+_NO_BUDGET = "approx.diagnose() has a larger budget, diagnose(draws=10_000) none"
 
 
 def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool = False) -> Budget:
@@ -1494,7 +1502,7 @@ def diagnose(
     further += [] if found.functionals is None else of_drift(context, found.functionals, seen)
     if not found.stands_out:
         for shift in _weighted_shifts(posterior, functionals, weights, ratio, again):
-            further += of_drift(context, shift, "importance weights move it")
+            further += of_drift(context, shift, "importance weighting")
     findings = findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen)
     own = NOT_TESTED if record is None or not record.is_pool else record.judged
     cure = context.shape_cure()
@@ -1506,6 +1514,7 @@ def diagnose(
         open=_open(budget, found) if fewer and not context.is_pool else "",
         cure=cure if own.failures else "",
         is_tested=True,
+        is_same=weights.uneven < SAME and context.traits.is_gaussian and not (context.is_pool or context.relative),
     )
     return Diagnosis(
         checks=verdict,
@@ -1676,10 +1685,10 @@ def _open(budget: Budget, found: Drifts) -> str:
         return ""
     if not_moved(found.moved):
         return (
-            f"too few evaluations within the budget, {budget.n_gradients:,} gradients, to move draws of q towards the "
+            f"the budget of {budget.n_gradients:,} gradients is too small to move draws towards the "
             f"posterior ({_NO_BUDGET})"
         )
     return (
-        f"{len(found.moved.end)} moved draws, all that the budget of {budget.n_gradients:,} gradients allows, do not "
-        f"tell whether means and standard deviations are right ({_NO_BUDGET})"
+        f"{len(found.moved.end)} moved draws, all that a budget of {budget.n_gradients:,} gradients allows, do not "
+        f"show whether means and standard deviations are right ({_NO_BUDGET})"
     )

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import warnings
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +75,9 @@ def to_datatree(
 ) -> xr.DataTree:
     """Convert a trace of approximate draws as PyMC does, add groups to it, and sign it."""
     dims = _dims_that_do_not_fit(trace, model) | dict(options.pop("dims", None) or {})
-    tree: xr.DataTree = pm.to_inference_data(trace, model=model, dims=dims, **options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found chain dimension to be longer")  # as of few draws it is
+        tree: xr.DataTree = pm.to_inference_data(trace, model=model, dims=dims, **options)
     for group, dataset in (more or {}).items():
         tree[group] = xr.DataTree(dataset)
     for group in ("posterior", "sample_stats", *(more or ())):
@@ -406,13 +409,13 @@ class PoolDistribution(Distribution):
 
     def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of the pool as it is."""
-        return self.q.draw(n, rng, enlarges=False)
+        return self.q.draw(n, rng, in_chains=False)
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of what there is: not more than these are worth, where more would be repetitions."""
         if not self.q.n_parts * len(self.q.locals_):
             n = min(n, math.ceil(self.q.size_of_all(self.q.effective_size)))
-        return self.q.draw(n, rng, enlarges=False)
+        return self.q.draw(n, rng, in_chains=False)
 
     def sources(self, theta: Array) -> Indices:
         """Return numbers, (n,), that are equal where globals are."""
@@ -439,19 +442,16 @@ class PoolDistribution(Distribution):
         return self.q.pool.log_ratio
 
     def notes(self, theta: Array, rng: np.random.Generator, log_q: bool) -> Notes:
-        """Say which draws have the same global parameters, and how many have different ones; log weights of pairs.
+        """Say which draws have the same globals, how many have different ones, and how many independent ones there are.
 
-        And the effective sizes of the pool, and of its globals.
+        The last are effective sizes of the pool, and of its globals.
         """
-        number, log_weight = self.sources(theta), self.q.weight_of(theta)
-        stats: dict[str, NDArray[Any]] = {"global_draw": number}
-        stats |= {} if log_weight is None else {"log_weight": log_weight}
-        attrs = {
+        number = self.sources(theta)
+        return {"global_draw": number}, {
             "effective_sample_size": self.q.effective_size_for(len(theta)),
             "effective_global_draws": self.q.effective_size_for_globals(len(theta)),
             "distinct_global_draws": int(number.max()) + 1,
         }
-        return stats, attrs
 
     def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws in coordinates whitened by the Gaussian fit, or by scales alone where these draws have made it.

@@ -16,7 +16,16 @@ from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, Estimate, khat_limit, log_
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import NotApart, logger, suggestion
 from pymc_ngvi.core.progress import task
-from pymc_ngvi.core.sizes import AT_ONCE, HELD, MOST_NUMBERS, N_PREDICTED, N_SHOWN, seed_of
+from pymc_ngvi.core.sizes import (
+    AT_ONCE,
+    HELD,
+    MOST_NUMBERS,
+    N_CHAINS,
+    N_PREDICTED,
+    N_SHOWN,
+    draws_of_chains,
+    seed_of,
+)
 from pymc_ngvi.core.types import Array, GaussianState, Indices
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.new_priors import log_excess, unnormalised
@@ -316,7 +325,8 @@ def _in_sample(
 
     Log densities of scores, (n_scores,); smoothed log weights without each part, (n_draws, n_parts); their k-hats.
     """
-    theta, log_weights = _draws(posterior, int(np.clip(HELD // parts.scored.shape[0], 1, N_PREDICTED)), rng)
+    n = draws_of_chains(np.clip(HELD // parts.scored.shape[0], 1, N_PREDICTED))
+    theta, log_weights = _draws(posterior, n, rng)
     out, scored = _sums(elementwise, theta, parts)
     smooth = smoothed(log_weights)[0]
     log_density = logsumexp(smooth[:, None] + scored, axis=0) - logsumexp(smooth)
@@ -436,7 +446,7 @@ def _elpd_data(
         )  # fmt: skip
     else:
         weights = xr.DataArray(
-            log_weights.reshape(1, -1, *asked.shape), dims=("chain", "draw", *asked.dims), name="log_weights",
+            log_weights.reshape(N_CHAINS, -1, *asked.shape), dims=("chain", "draw", *asked.dims), name="log_weights",
             coords={**asked.coords, "pareto_k": (asked.dims, khat_of_draws.reshape(asked.shape))},
         )  # fmt: skip
         found = ELPDDataLOO(**common, p_loo_i=array(p, "p_loo_i"), log_weights=weights)

@@ -2,9 +2,9 @@
 
 import functools
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 from unittest import mock
 
@@ -17,11 +17,13 @@ from pymc.backends.arviz import find_observations
 from scipy import sparse
 
 from pymc_ngvi.core.messages import checked_names, listed, shortened, suggestion, warn
+from pymc_ngvi.core.sizes import N_CHAINS
 from pymc_ngvi.core.types import AnyArray, Array, Bools, Indices
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import data_in, quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
+from pymc_ngvi.graphs.bambi import ATTRIBUTE, OBS
 from pymc_ngvi.reading.roles import uncoupled_axes
 from pymc_ngvi.results.distributions import Posterior, roles_of, two_points
 
@@ -152,8 +154,8 @@ def checked_dict(given: Given) -> Given:
     """Return arrays by name; raise TypeError for anything else."""
     if hasattr(given, "columns"):
         raise TypeError(
-            "A DataFrame is for models of Bambi: give the model, too, as bambi_model=. For others, give a dict of "
-            "arrays by the names of their pm.Data."
+            "A DataFrame is for a Bambi model that is known: that of the fit, or of the PyMC model on which a file was "
+            "loaded; a pickle has none. For other models, give a dict of arrays by the names of their pm.Data."
         )
     if not isinstance(given, Mapping):
         raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
@@ -550,7 +552,6 @@ def predictions_at(
     groups: Groups,
     var_names: str | Sequence[str] | None,
     at: Given | None = None,
-    bambi_model: Any = None,
 ) -> xr.DataTree:
     """Return predictions at unconstrained draws, (n_draws, n_dim).
 
@@ -561,11 +562,12 @@ def predictions_at(
         raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
     if posterior.density.is_sharded:
         raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
+    bambi_model = posterior.layout.bambi.spec if hasattr(new_data, "columns") else None
     with posterior.with_data_of_fit():
         if bambi_model is None:
             rows = new = NewData.of(posterior.density.given, posterior.layout.coords, new_data)
         else:
-            rows = new = rows_of_bambi(posterior, bambi_model, new_data, observed=False)
+            rows = new = rows_of_bambi(posterior, new_data, observed=False)
         if at is not None:
             new = NewData.of(new.model, posterior.layout.coords, {**(new_data or {}), **at})
         model, graph = new.model, new.graph()
@@ -608,7 +610,7 @@ def predictions_at(
             lambda: function(known), new, needed_data, "The model can't draw what it is to predict: {}"
         )
         if bambi_model is not None:  # an intercept alone has one value for all rows
-            values = [np.broadcast_to(v, (len(v), len(model.coords[_OBS]), *v.shape[2:])) for v in values]
+            values = [np.broadcast_to(v, (len(v), len(model.coords[OBS]), *v.shape[2:])) for v in values]
         tree = tree_of(new, dict(zip(names, values, strict=True)), needed_data, plan.attrs)
         if hasattr(getattr(bambi_model, "family", None), "transform_mean"):
             _with_probabilities(tree, bambi_model)
@@ -630,7 +632,7 @@ def _wanted(posterior: Posterior, model: Any, var_names: str | Sequence[str] | N
     fitted = {*(v.name for v in posterior.layout.variables), *posterior.density.summed_out.names}
     names = [rv.name for rv in model.basic_RVs if rv in model.observed_RVs or rv.name not in fitted]
     if by_rows:
-        of_rows = [d.name for d in model.deterministics if _OBS in (model.named_vars_to_dims.get(d.name) or ())]
+        of_rows = [d.name for d in model.deterministics if OBS in (model.named_vars_to_dims.get(d.name) or ())]
         return checked_names(var_names, [*of_rows, *names], "which is not predicted")
     if var_names is not None:
         return checked_names(var_names, [v.name for v in (*model.basic_RVs, *model.deterministics)])
@@ -681,15 +683,16 @@ def _with_probabilities(tree: xr.DataTree, model: Any) -> None:
 
 
 def tree_of(new: NewData, values: Mapping[str, AnyArray], data: Sequence[str], said: Mapping[str, str]) -> xr.DataTree:
-    """Return predictions as ArviZ has them, with one chain."""
+    """Return predictions as ArviZ has them, in as many chains as draws of the posterior."""
     predictions = {}
     for name, array in values.items():
         dims, coords = _axes_of(new, name, array.shape[1:])
-        coords |= {"chain": np.zeros(1, dtype=int), "draw": np.arange(len(array))}
+        array = array.reshape(N_CHAINS, -1, *array.shape[1:])
+        coords |= {"chain": np.arange(N_CHAINS), "draw": np.arange(array.shape[1])}
         dtype = np.dtype(new.model[name].type.dtype)
         if not (dtype.kind != "f" and array.dtype.kind == "f"):  # as the mean of a count is
             array = array.astype(dtype, copy=False)
-        predictions[name] = xr.DataArray(array[None], dims=("chain", "draw", *dims), coords=coords)
+        predictions[name] = xr.DataArray(array, dims=("chain", "draw", *dims), coords=coords)
     constant = {}
     for name in data:
         array = new.arrays[name] if name in new.arrays else new.before(name)
@@ -716,115 +719,7 @@ def _axes_of(new: NewData, name: str, shape: tuple[int, ...]) -> tuple[tuple[str
     return tuple(dims), coords
 
 
-# --- posterior draws of Bambi models: put the intercept where Bambi's own functions look for it ---
-# Bambi subtracts the column means of the predictors inside the PyMC model, so that the intercept there is the linear
-# predictor at mean predictors. It moves the draws of a Markov chain to predictors of zero, which is what `predict` and
-# its like take for granted, but not the draws of a variational approximation.
-
-#: Attribute of the posterior group that says that its intercepts are at predictors of zero.
-MARK = "pymc_ngvi_intercept_uncentred"
-
-
-def uncentre_bambi_intercept(model: Any, idata: xr.DataTree) -> xr.DataTree:
-    """Move the intercepts of a variational posterior from mean predictors to predictors of zero.
-
-    With this, ``model.predict`` and the functions that build on it give for variational draws what they give for the
-    draws of a Markov chain.
-
-    Parameters
-    ----------
-    model : bambi.Model
-        Built: ``model.fit`` or ``model.build`` has been called.
-    idata : xarray.DataTree
-        Draws from the approximation of this model, as ``approx.sample`` returns them. Not modified.
-
-    Returns
-    -------
-    xarray.DataTree
-        A copy in which every component with both an intercept and common terms has
-        ``intercept - sum_j mean(x_j) coefficient_j`` as its intercept, all else equal, and with the dimensions of
-        group-specific effects in the order of Bambi's own results. An attribute of the posterior group records it;
-        draws that are marked so, and draws that Bambi has moved itself, come back as they are.
-
-    Raises
-    ------
-    TypeError
-        If ``model`` is no Bambi model, or ``idata`` no DataTree.
-    ValueError
-        If the model is not built, or the draws are not of this model.
-
-    Notes
-    -----
-    Nothing changes with ``center_predictors=False``, and for components without an intercept or without common terms.
-
-    Examples
-    --------
-    >>> import bambi as bmb  # doctest: +SKIP
-    >>> model = bmb.Model("y ~ x", data)  # doctest: +SKIP
-    >>> approx = model.fit(inference_method="vi", method="ngvi")  # doctest: +SKIP
-    >>> posterior = uncentre_bambi_intercept(model, approx.sample(2_000))  # doctest: +SKIP
-    >>> model.predict(posterior)  # doctest: +SKIP
-    """
-    if not isinstance(idata, xr.DataTree):
-        raise TypeError(f"idata should be a DataTree, as approx.sample(2_000) returns it; got {type(idata).__name__}.")
-    if "posterior" not in idata.children:
-        raise ValueError(f"idata has no group 'posterior'; its groups are {list(idata.children)}.")
-    components = list(_centred_components(model))
-    result = idata.copy()
-    posterior = result["posterior"].to_dataset()
-    if MARK in posterior.attrs or posterior.attrs.get("modeling_interface") == "bambi":
-        return result
-    for component, means in components:
-        name = _label(component.intercept_term)
-        terms = [_label(term) for term in component.common_terms.values()]
-        missing = [n for n in (name, *terms) if n not in posterior]
-        if missing:
-            formula = getattr(getattr(model, "formula", None), "main", None) or type(model).__name__
-            raise ValueError(
-                f"The posterior has no {', '.join(map(repr, missing))}: these are not draws from the model "
-                f"{formula!r}, or variables were left out of them."
-            )
-        shift = _shift(posterior[name], [posterior[term] for term in terms], means)
-        posterior[name] = (posterior[name] - shift).assign_attrs(posterior[name].attrs)
-    # As Bambi orders the draws of a chain: the groups of group-specific effects come last.
-    factors = [dim for dim in posterior.dims if str(dim).endswith("__factor_dim")]
-    # The mark is a string: netCDF has no booleans.
-    result["posterior"].dataset = posterior.transpose(..., *factors).assign_attrs({MARK: "true"})
-    return result
-
-
-def _centred_components(model: Any) -> Iterator[tuple[Any, Array]]:
-    """Yield each component whose predictors were centred, and the means of its columns."""
-    if not all(hasattr(model, name) for name in ("built", "backend", "center_predictors")):
-        raise TypeError(f"model should be a bambi.Model; got {type(model).__name__}.")
-    if not model.built or model.backend is None:
-        raise ValueError("The Bambi model is not built: call model.build() or model.fit(...) first.")
-    for part in model.backend.distributional_components.values():
-        design = part.design_matrix_without_intercept  # None where Bambi did not centre
-        if design is not None:
-            yield part.component, np.asarray(design, dtype=np.float64).mean(axis=0)
-
-
-def _shift(intercept: xr.DataArray, coefficients: Sequence[xr.DataArray], means: Array) -> xr.DataArray:
-    """Return the linear predictor of the common terms at mean predictors, with the dims of the intercept."""
-    # A term of several columns has one dim more than the intercept; the columns are in the order of the terms.
-    columns = [of.transpose(*intercept.dims, ...).to_numpy().reshape(*intercept.shape, -1) for of in coefficients]
-    values = np.concatenate(columns, axis=-1)
-    if (n := values.shape[-1]) != len(means):
-        raise ValueError(
-            f"The common terms have {n} coefficients in the draws, but the model has {len(means)} columns of "
-            "predictors: these are not draws from this model."
-        )
-    return intercept.copy(data=values @ means)
-
-
-def _label(term: Any) -> str:
-    return str(term.alias or term.name)
-
-
 # --- models that Bambi built, with the rows of a data frame: built again, with the means and transforms of the fit ---
-
-_OBS = "__obs__"
 
 
 class _Rows(np.ndarray[Any, Any]):
@@ -835,12 +730,9 @@ class _Rows(np.ndarray[Any, Any]):
         return self.reshape(len(self), *(n for n in self.shape[1:] if n > 1))
 
 
-def rows_of_bambi(posterior: Posterior, model: Any, frame: Any, *, observed: bool) -> NewData:
+def rows_of_bambi(posterior: Posterior, frame: Any, *, observed: bool) -> NewData:
     """Return the model of the rows of a data frame, and the labels of groups, those of the fit first."""
-    if not hasattr(frame, "columns"):
-        raise TypeError(f"For a Bambi model, new_data should be a DataFrame; got {shortened(frame)}.")
-    if not getattr(model, "built", False) or model.backend is None:
-        raise ValueError("The Bambi model is not built: call model.build() or model.fit(...) first.")
+    model = posterior.layout.bambi.spec
     spec, backend, frame = copy(model), type(model.backend)(), frame.reset_index(drop=True)
     spec._components = {name: copy(part) for name, part in model.parameters.items()}
     spec._response_component = copy(model._response_component)
@@ -866,10 +758,8 @@ def rows_of_bambi(posterior: Posterior, model: Any, frame: Any, *, observed: boo
 
     with mock.patch.object(pm.gp.HSGP, "prior_linearized", centred_as_before):
         backend.build(spec)
-    missing = [v.name for v in posterior.layout.variables if v.name not in backend.model.named_vars]
-    if missing:
-        raise ValueError(f"The approximation has {quoted(missing)}: it is not one of this Bambi model.")
-    of_fit = {dim: _levels(known) for dim, known in posterior.layout.coords.items() if dim != _OBS}
+    setattr(backend.model, ATTRIBUTE, replace(posterior.layout.bambi, data=frame))
+    of_fit = {dim: _levels(known) for dim, known in posterior.layout.coords.items() if dim != OBS}
     return NewData(backend.model, {}, labels, of_fit)
 
 

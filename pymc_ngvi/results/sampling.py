@@ -1,8 +1,9 @@
 """Draws of an approximate posterior, weighted or not: as traces of PyMC, as trees of xarray, and as moments."""
 
+import inspect
 import warnings
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,17 +16,18 @@ from pymc.backends.base import MultiTrace
 from pymc.step_methods.hmc import quadpotential
 from pymc.variational.opvi import VIState
 
-from pymc_ngvi.core.messages import checked_names, logger
+from pymc_ngvi.core.messages import checked_names, logger, shortened, suggestion
 from pymc_ngvi.core.sizes import (
     FIXED_SEED,
     HELD,
     MAX_DENSE_DIM,
+    N_CHAINS,
     N_REWEIGHTED,
     N_WEIGHED,
     Seed,
-    check_chains,
     check_cov_size,
     check_draws,
+    draws_of_chains,
     generator_of,
     seed_of,
 )
@@ -51,27 +53,59 @@ from pymc_ngvi.results.reweighted import corrected
 
 def covariance_of(posterior: Posterior, names: str | Sequence[str]) -> xr.DataArray:
     """Return the covariance of some variables; see `NGVIApproximation.cov_of`."""
-    index = indices_of(posterior.layout, names)
-    labels = [posterior.layout.label(int(i)) for i in index]
-    block, dims = posterior.distribution.cov_block(index), ("unconstrained", "unconstrained_2")
+    layout, dims = posterior.layout, ("unconstrained", "unconstrained_2")
+    index = indices_of(layout, names)
+    labels = [layout.label(int(i)) for i in index]
+    if layout.bambi.centrings.keys() & {label.partition("[")[0] for label in labels}:
+        block = np.cov(_uncentred_draws(posterior)[:, index], rowvar=False, ddof=0).reshape(len(index), -1)
+    else:
+        block = posterior.distribution.cov_block(index)
     return xr.DataArray(block, dims=dims, coords=dict.fromkeys(dims, labels), name="covariance")
+
+
+def moments_of(posterior: Posterior) -> tuple[Array, Array]:
+    """Return unconstrained means and standard deviations, (n_dim,); intercepts of a Bambi model are its own."""
+    mean, sd = np.array(posterior.distribution.mean()), np.array(posterior.distribution.sd())
+    moved = [v.where for v in posterior.layout.variables if v.value_name in posterior.layout.bambi.centrings]
+    if moved:
+        draws = _uncentred_draws(posterior)
+        for where in moved:
+            mean[where], sd[where] = draws[:, where].mean(axis=0), draws[:, where].std(axis=0)
+    return mean, sd
+
+
+def _uncentred_draws(posterior: Posterior) -> Array:
+    """Return unconstrained draws with the intercepts of a Bambi model in the place of centred ones.
+
+    Up to 1,000 dimensions, their first two moments are those of a Gaussian.
+    """
+    n, layout = min(N_REWEIGHTED, max(HELD // posterior.layout.n_dim, 2)), posterior.layout
+    theta = posterior.distribution.draw_matched(n, np.random.default_rng(FIXED_SEED))
+    values = Constrainer.of(posterior.density, names=frozenset(layout.bambi.centrings))(theta)
+    for v in layout.variables:
+        if v.value_name in values:
+            theta[:, v.where] = values[v.value_name].reshape(n, -1)
+    return theta
 
 
 def constrained_state(posterior: Posterior) -> VIState:
     """Return constrained means and standard deviations; see `NGVIApproximation.state`."""
     q, layout, model = posterior.distribution, posterior.layout, posterior.model
-    constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(FIXED_SEED)
-    names = [rv.name for rv in model.free_RVs]
-    values, unconstrained_sd = constrainer(q.mean()[None]), layout.unflatten(q.sd())
+    names, rng = [rv.name for rv in model.free_RVs], np.random.default_rng(FIXED_SEED)
+    constrainer, (mean, unconstrained_sd) = (
+        Constrainer.of(posterior.density, names=frozenset(names)),
+        moments_of(posterior),
+    )
+    values = constrainer(q.mean()[None])
     theta = posterior.draw(min(N_REWEIGHTED, max(HELD // layout.n_dim, 2)), rng)
     draws = constrainer(theta[np.isfinite(theta).all(axis=1)])  # there are draws that q could not make
     sd = {name: draws[name].std(axis=0, ddof=1) for name in names}
-    sd |= {name: unconstrained_sd[name] for name in names if name in unconstrained_sd}
+    sd |= {name: of for name, of in layout.unflatten(unconstrained_sd).items() if name in names}
     mean_set = constrained_dataset(model, {n: values[n][0] for n in names})
     sd_set = constrained_dataset(model, sd)
     if posterior.include_transformed:
-        mean_set = mean_set.merge(flat_dataset(layout, q.mean()), compat="override")
-        sd_set = sd_set.merge(flat_dataset(layout, q.sd()), compat="override")
+        mean_set = mean_set.merge(flat_dataset(layout, mean), compat="override")
+        sd_set = sd_set.merge(flat_dataset(layout, unconstrained_sd), compat="override")
     return VIState(mean=mean_set, std=sd_set)
 
 
@@ -86,6 +120,22 @@ type Names = str | Sequence[str] | None
 POOL = 10
 #: Options of `sample_trace`.
 _OF_DRAWS = ("chains", "var_names", "importance", "include_transformed", "log_p", "with_batches")
+#: All that ``approx.sample`` takes.
+_OPTIONS = (
+    "draws", *_OF_DRAWS[:-1], "random_seed", "return_inferencedata", "coords", "dims", "log_likelihood", "log_prior",
+    "prior", "posterior_predictive",
+)  # fmt: skip
+#: Options of ``pm.sample`` that are not in its signature.
+_OF_SAMPLERS = {"target_accept", "max_treedepth"}
+
+
+def check_options(given: Mapping[str, object]) -> None:
+    """Raise TypeError for an option that ``approx.sample`` does not take."""
+    for name in sorted(given.keys() - _OPTIONS):
+        is_of_sampler = name in _OF_SAMPLERS.union(inspect.signature(pm.sample).parameters)
+        why = "it draws from the fitted posterior, and there is no sampler to set. Leave it out."
+        said = why if is_of_sampler else suggestion(name, _OPTIONS, {"random_seed": "seed"})
+        raise TypeError(f"approx.sample() does not take {name}={shortened(given[name])}: {said}")
 
 
 def sample_trace(
@@ -93,7 +143,7 @@ def sample_trace(
     draws: int,
     rng: np.random.Generator,
     *,
-    chains: int = 1,
+    chains: int = N_CHAINS,
     var_names: Names = None,
     importance: str | None = None,
     include_transformed: bool | None = None,
@@ -109,7 +159,7 @@ def sample_trace(
     q = posterior.distribution
     transformed = posterior.include_transformed if include_transformed is None else include_transformed
     constrain, names = _constrainer(posterior, var_names, transformed=transformed, with_batches=with_batches)
-    n, stats, attrs = check_draws(draws) * check_chains(chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
+    n, stats, attrs = draws_of_chains(draws, chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
     if importance is None:
         theta = posterior.draw(n, rng)
     else:
@@ -122,19 +172,7 @@ def sample_trace(
     if log_p and not posterior.changed_data():
         stats["log_p"] = posterior.density.logp(theta)
     of_draws, of_all = q.notes(theta, rng, log_p)
-    stats, attrs = stats | of_draws, attrs | of_all
-    if (effective := q.effective(len(theta))) < len(theta):
-        repeat = attrs.get("distinct_global_draws", 0) < len(theta)
-        logger.info(
-            f"The effective sample size is {effective:,.0f}: "
-            + (
-                f"among {len(theta):,} draws, those of the global parameters repeat (distinct_global_draws in the "
-                "attributes says how many different ones there are)."
-                if repeat
-                else f"{len(theta):,} draws are taken from chains, in which successive ones are correlated."
-            )
-        )
-    return to_multitrace(posterior.model, values, stats, chains), attrs, theta
+    return to_multitrace(posterior.model, values, stats | of_draws, chains), attrs | of_all, theta
 
 
 def _by_importance(
@@ -188,6 +226,10 @@ def sample_tree(
     for group in {"posterior", "sample_stats"} & set(tree.children):
         tree[group].attrs.update(attrs)
     outcome = {} if posterior.record is None else posterior.record.attrs()
+    if posterior.layout.bambi.left_out:
+        found = tree["posterior"].to_dataset().assign_attrs(modeling_interface="bambi")
+        dims = sorted(filter(found.dims.__contains__, model.coords), key=lambda dim: dim.endswith("__factor_dim"))
+        tree["posterior"] = xr.DataTree(found.transpose("chain", "draw", *dims, ...))  # as in Bambi's own results
     for node in (tree, tree["posterior"]):
         node.attrs.update(outcome)
     return tree
@@ -215,27 +257,27 @@ def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:
         stats |= {"mode": np.repeat(moved.modes, n), "weight": np.repeat(n_chains * moved.of_chains, n)}
         logger.info("The chains stay in their modes: sample_stats has the weight of each.")
     trace = to_multitrace(posterior.model, values, stats, n_chains)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Found chain dimension to be longer")  # so they are
-        dims, transformed = posterior.density.summed_out.dims, posterior.include_transformed
-        return to_datatree(trace, posterior.model, dims=dims, include_transformed=transformed)
+    dims, transformed = posterior.density.summed_out.dims, posterior.include_transformed
+    return to_datatree(trace, posterior.model, dims=dims, include_transformed=transformed)
 
 
 def _constrainer(
     posterior: Posterior, var_names: Names, *, transformed: bool, with_batches: bool
 ) -> tuple[Constrainer, frozenset[str] | None]:
     """Return what evaluates the named variables but for discrete ones, and the names; None for all of them."""
-    left_out = frozenset() if with_batches else of_batches(posterior.density.model)
+    of_batch = frozenset() if with_batches else of_batches(posterior.density.model)
+    left_out = of_batch | posterior.layout.bambi.left_out
     if var_names is None and not left_out:
         return posterior.constrain, None
     discrete = posterior.density.summed_out.shown
     values = {v.name: v.value_name for v in posterior.layout.variables}
     valid = dict.fromkeys([*values, *(d.name for d in posterior.density.deterministics), *values.values(), *discrete])
-    if var_names is None:
+    if of_batch and var_names is None:
         logger.info(
-            f"Without {quoted(sorted(left_out))}, of the rows of one minibatch: pm.sample_posterior_predictive has "
+            f"Without {quoted(sorted(of_batch))}, of the rows of one minibatch: pm.sample_posterior_predictive has "
             "them, in a model of all rows or of new ones."
         )
+    if var_names is None:
         var_names = [name for name in valid if name not in left_out]
     names = frozenset(checked_names(var_names, valid))
     if transformed:
@@ -399,7 +441,7 @@ class SamplerInit:
 
 def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, covariance: Covariance) -> SamplerInit:
     """Return initial points and a mass matrix for NUTS; see `NGVIApproximation.sampler_init`."""
-    chains, q, density = check_chains(chains), posterior.distribution, posterior.density
+    chains, q, density = check_draws(chains, "chains"), posterior.distribution, posterior.density
     if covariance not in ("auto", "dense", "diagonal"):
         raise ValueError(f"covariance should be 'auto', 'dense' or 'diagonal'; got {covariance!r}.")
     what = "reads pm.Minibatch data" if density.has_minibatch else ""

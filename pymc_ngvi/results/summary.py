@@ -14,13 +14,22 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from pymc_ngvi.core.importance import MOST_KHAT, khat_limit, pareto_khat, smoothed_tail, tail_length, weigh
+from pymc_ngvi.core.importance import (
+    MOST_KHAT,
+    WeightVerdict,
+    khat_limit,
+    pareto_khat,
+    smoothed_tail,
+    tail_length,
+    weigh,
+)
 from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, SLIGHT, seed_of
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.verdict import NOT_TESTED, Verdict
+from pymc_ngvi.core.verdict import NOT_TESTED, Verdict, Word
 from pymc_ngvi.density.constrain import Constrainer, log_densities, term_sums
-from pymc_ngvi.marginal.pooled import WEIGHTED, PoolState, evenly_picked
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.marginal.pooled import PoolState, evenly_picked
 from pymc_ngvi.reading.roles import Grouping, Roles, top_level_priors
 from pymc_ngvi.results.diagnosis import (
     budget_of,
@@ -41,15 +50,23 @@ from pymc_ngvi.results.reweighted import joint_draws
 from pymc_ngvi.results.sampling import Names, sample_tree
 
 
-def verdict_on(
+def verdict_lines(record: FitRecord | None, verdict: Verdict) -> list[str]:
+    """Return the sentences above the table."""
+    if record is None:
+        return [str(verdict)]
+    says_it = verdict.failures and not record.is_pool  # how the fit ended is among them
+    lines = ["The model has no observed variables: this is its prior."] * record.is_prior
+    if not (record.is_prior and verdict.word is Word.RELIABLE):  # of a prior, its checks say nothing of a fit to data
+        lines.append(str(verdict))
+    return [*lines, "" if says_it else record.remark]
+
+
+def notes_on(
     posterior: Posterior, verdict: Verdict, khat_draws: int | None, rng: np.random.Generator
-) -> tuple[tuple[str, ...], float | None]:
-    """Return the sentences above the table of a summary, and k-hat."""
+) -> tuple[list[str], float | None]:
+    """Return sentences of less weight, for below the table, and k-hat."""
     record, seed, q, weights = posterior.record, seed_of(rng), posterior.distribution, None
-    lines = ["This approximation was not made by a fit."]
-    if record is not None:
-        lines = [record.closing_line(), record.remark, record.of_posterior, record.of_discrete]
-    lines.append(str(verdict))
+    notes = [] if record is None else [record.of_discrete, record.of_posterior if record.on_request else ""]
     if khat_draws is not None and not posterior.why_not_judged:
         of_fit, weighted = khat_draws == N_WEIGHED, q.kept_log_weights() is not None
         n = budget_of(posterior).n_weights if of_fit else khat_draws
@@ -58,9 +75,10 @@ def verdict_on(
             weights = weigh(log_ratio_of(posterior, n, new))[1]
         if weights is not None and not weighted:
             again = own_generator(record) if of_fit else np.random.default_rng(seed)
-            remark = q.remark(posterior.density, record, weights.n_draws, again)
-            lines += [weights.sentence(posterior.layout.n_dim), remark]
-    return tuple(filter(None, lines)), None if weights is None else weights.khat
+            is_use = weights.verdict() is WeightVerdict.USABLE
+            notes.append(weights.sentence() if is_use else "")
+            notes.append(q.remark(posterior.density, record, weights.n_draws, again))
+    return notes, None if weights is None else weights.khat
 
 
 # --- tables of a summary as lines of text and as HTML, with as many digits as the draws can tell ---
@@ -149,13 +167,11 @@ _SAMPLE = ("chain", "draw")
 
 
 def _counts(roles: Roles) -> list[str]:
-    """Return the sentences with the numbers of observations and of levels, as mixed-model programs print them."""
+    """Return a sentence with the numbers of observations and of levels."""
     of = list(roles.observations.items())
-    observed = f"{of[0][1]:,}" if len(of) == 1 else ", ".join(f"{name} {n:,}" for name, n in of)
-    sentences = [f"Number of observations: {observed}."] if of else []
-    if roles.groups:
-        sentences.append("Number of levels: " + ", ".join(f"{g.name} {g.n_levels:,}" for g in roles.groups) + ".")
-    return [" ".join(sentences)] if sentences else []
+    counts = [f"{n:,} observation{'s'[: n != 1]}{f' of {name}' * (len(of) > 1)}" for name, n in of]
+    counts += [f"{g.n_levels:,} levels of {g.name}" for g in roles.groups]
+    return [f"{'; '.join(counts)}."] if counts else []
 
 
 def _left_out(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) -> list[str]:
@@ -174,8 +190,8 @@ def _left_out(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) ->
     parts = [f"{kind} ({', '.join(names)})" for kind, names in others.items() if names]
     if parts:
         last = [name for names in others.values() for name in names][-1]
-        start = "Nor are shown" if effects else "Not shown:"
-        sentences.append(f'{start} {", ".join(parts)}; see, by name, summary(var_names=["{last}"]).')
+        start = "Also not shown" if effects else "Not shown"
+        sentences.append(f'{start}: {", ".join(parts)}; see summary(var_names=["{last}"]).')
     return sentences
 
 
@@ -238,7 +254,7 @@ class Summary:
     Parameters
     ----------
     lines : tuple of str
-        Outcome of the fit, cure where it did not converge, k-hat and what it means.
+        The verdict, and what may help where it is a bad one.
     table : pandas.DataFrame
         Mean, standard deviation and interval of each constrained variable that is shown, section after section.
     khat : float or None
@@ -246,7 +262,7 @@ class Summary:
     sections : dict of str to DataFrame
         Parts of the table by heading; one, "", for a model without groups.
     notes : tuple of str
-        Sentences below the table: numbers of observations and levels, what was left out.
+        Sentences below the table: numbers of observations and levels, what is not shown, Monte Carlo error.
     by_sd : bool, default False
         Whether numbers are printed to the second digit of their standard deviation.
     max_rows : int, default 60
@@ -320,29 +336,23 @@ def summarise(
             checked_names(unknown, valid)
     with posterior.with_data_of_fit():
         made = summary_of_draws(posterior, draws, rng, group_effects, options)
-    lines, khat = verdict_on(posterior, verdict, khat_draws, rng)
-    if said := posterior.of_changed_data():
-        lines = (f"{said}: this is the posterior given those of the fit.", *lines)
-    return replace(made, lines=lines, khat=khat)
+    notes, khat = notes_on(posterior, verdict, khat_draws, rng)
+    said = posterior.of_changed_data()
+    lines = [f"{said}: this is the posterior given those of the fit." if said else ""]
+    lines += verdict_lines(posterior.record, verdict)
+    return replace(made, lines=tuple(filter(None, lines)), notes=(*made.notes, *filter(None, notes)), khat=khat)
 
 
 def card_of(posterior: Posterior) -> str:
-    """Return an approximation as notebooks show it, as HTML that takes no evaluation of log p.
-
-    How the fit ended, the verdict, the table of parameters.
-    """
+    """Return an approximation as notebooks show it, as HTML that takes no evaluation of log p."""
     record, n_dim, table = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
     if n_dim <= MAX_COV_DIM:
         with posterior.with_data_of_fit():
             made = summary_of_draws(posterior, N_PREDICTED, np.random.default_rng(FIXED_SEED), False, {})
         table = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
-    outcome, lines = "Not fitted", [NOT_TESTED.headline]
-    if record is not None:
-        outcome = "Weighted" if record.kind == WEIGHTED else record.outcome
-        lines = [record.closing_line(), record.remark, record.of_posterior, record.of_discrete, record.verdict.headline]
-    title = f"<p><b>{escape(outcome)}</b> · {escape(kind)}, {n_dim:,} free parameters</p>"
-    return title + paragraphs(tuple(filter(None, lines))) + table
+    lines = verdict_lines(record, NOT_TESTED if record is None else record.verdict)
+    return paragraphs(tuple(filter(None, [*lines, f"{kind}, {n_dim:,} free parameters"]))) + table
 
 
 @dataclass(frozen=True)
@@ -377,7 +387,8 @@ class Planned:
         shown = {heading: tuple(names) for heading, names in sections.items() if names} or {"": tuple(sizes)}
         if not roles.groups:
             shown = {"": tuple(name for names in shown.values() for name in names)}
-        return cls(roles, shown, sizes, few, (*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects)))
+        said = " ".join([*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects)])
+        return cls(roles, shown, sizes, few, (said,) if said else ())
 
     @property
     def names(self) -> list[str]:
@@ -432,19 +443,17 @@ def summary_of_draws(
     shown, where = planned.arranged(in_numbers(tree["posterior"].to_dataset()))
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
-    notes = (*planned.notes, _error_sentence(posterior, draws), *_thin_tails(posterior), *_heavy_tails(shown))
+    notes = (*planned.notes, *_heavy_tails(shown), _error_sentence(posterior, draws), *_thin_tails(posterior))
     return Summary((), table, None, sections, notes, by_sd)
 
 
 def _error_sentence(posterior: Posterior, draws: int) -> str:
     """Return the Monte Carlo error of means over draws, as a sentence."""
     effective = posterior.distribution.effective(draws)
-    weighted = posterior.distribution.kept_log_weights() is not None
-    which = f" with an effective sample size of {effective:,.0f}" if weighted else ""
-    own = f"From {draws:,} draws{which}: the Monte Carlo error of a mean is {1 / math.sqrt(effective):.2g} of its sd"
     of_globals = posterior.distribution.effective(draws, of_globals=True)
-    more = f", that of a hyperparameter {1 / math.sqrt(of_globals):.2g} at most"
-    return f"{own}{more if of_globals < effective else ''}."
+    more = f", {1 / math.sqrt(of_globals):.2g} at most for a hyperparameter" * (of_globals < effective)
+    worth = f", worth {effective:,.0f}" * (effective < draws)
+    return f"Monte Carlo error of a mean: {1 / math.sqrt(effective):.2g} of its sd{more} ({draws:,} draws{worth})."
 
 
 def _thin_tails(posterior: Posterior) -> list[str]:
@@ -452,8 +461,8 @@ def _thin_tails(posterior: Posterior) -> list[str]:
     state, label = posterior.distribution.q, posterior.layout.label
     errors = state.sd_errors if isinstance(state, PoolState) else np.empty(0)
     worst = [i for i in np.argsort(-errors)[:N_NAMED] if errors[i] > SLIGHT]
-    known = ", ".join(f"of `{label(int(state.globals_[i]))}` within {percent(errors[i])}" for i in worst)
-    return [f"Few draws are in thin tails: the standard deviation is known {known} only."] if worst else []
+    known = ", ".join(f"`{label(int(state.globals_[i]))}` to within {percent(errors[i])}" for i in worst)
+    return [f"Standard deviations that few draws decide are known only roughly: {known}."] if worst else []
 
 
 def _heavy_tails(shown: xr.Dataset) -> list[str]:
@@ -469,8 +478,8 @@ def _heavy_tails(shown: xr.Dataset) -> list[str]:
             is_tail = np.isfinite(tails).sum(axis=0) > tail_length(len(tails))
             khats = [smoothed_tail(tail)[1] for tail in tails[:, is_tail].T]
             heavy += [name] * bool(max(khats, default=0.0) > MOST_KHAT)
-    said = f"The mean and the sd of {listed(heavy, '`{}`', N_NAMED)} are those of a few extreme draws"
-    return [f"{said}, and may not exist. Look at quantiles."] if heavy else []
+    said = f"{listed(heavy, '`{}`', N_NAMED)} may have no mean: a few extreme draws decide the mean and the sd shown"
+    return [f"{said}. Use quantiles."] if heavy else []
 
 
 # --- how much a posterior depends on its priors, and on the data ---

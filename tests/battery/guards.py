@@ -279,7 +279,7 @@ def rare_levels(sd, n=3):
     mean, fourth = density @ grid, density @ (grid / sd) ** 4
 
     def also(posterior):
-        found = ((posterior["level"].to_numpy()[0] / sd) ** 4).mean(axis=0)
+        found = ((posterior["level"].to_numpy() / sd) ** 4).mean(axis=(0, 1))
         return np.abs(found / fourth - 1.0).max() / 0.08
 
     sds = np.full(n, np.sqrt(density @ (grid - mean) ** 2))

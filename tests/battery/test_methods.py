@@ -139,7 +139,7 @@ def test_method_of_groups(options):
 def test_mixture():
     approx = fitted(modes_models.two_modes(6.0, 0.6, True), family="mixture", n_components=2)
     mean, sd = modes_models._two_modes(6.0, 0.6)["x"]
-    draws = approx.sample(10_000, random_seed=1)["posterior"]["x"].to_numpy()[0]
+    draws = approx.sample(10_000, chains=1, random_seed=1)["posterior"]["x"].to_numpy()[0]
     assert np.all(np.abs(draws.mean(0) - mean) < 0.1 * sd)
     assert np.all(np.abs(draws.std(0) / sd - 1) < 0.05)
     near(approx.elbo.value, np.log(2 * np.pi), 0.02 + 5 * approx.elbo.se)
@@ -151,7 +151,7 @@ def test_student_t():
         x = pm.Flat("x", shape=2, initval=[1.0, -1.0])
         pm.Potential("p", -(nu + 2) / 2 * pm.math.log1p((x**2).sum() / nu))
     approx = fitted(model, family="student_t")
-    draws = approx.sample(20_000, random_seed=1)["posterior"]["x"].to_numpy()[0]
+    draws = approx.sample(20_000, chains=1, random_seed=1)["posterior"]["x"].to_numpy()[0]
     for q in (0.05, 0.5, 0.95):
         share = np.mean(draws < stats.t(nu).ppf(q), axis=0)
         assert np.all(np.abs(share - q) < 5 * np.sqrt(q * (1 - q) / 20_000) + 0.01), share

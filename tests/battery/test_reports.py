@@ -59,7 +59,7 @@ def holds(draws, mean, sd):
 
 def test_summary_says_what_is_known():
     text = str(groups().summary())
-    assert "Exact up to simulation error" in text
+    assert "Exact up to Monte Carlo error" in text
     assert "Not reliable" not in text
     mean, sd = grouped_moments(*grouped_data())["moments"]["mu"]
     found = re.search(r"\bmu\s+(-?[\d.]+)\s+([\d.]+)", text)

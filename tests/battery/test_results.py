@@ -59,7 +59,7 @@ def test_the_model_of_an_update_has_all_rows_and_levels(fit, updated):
     assert list(model.coords["g"]) == [*GROUPS, "g8", "g9"]
     assert len(model.coords["row"]) == 96 + n
     draws = updated.sample(200, random_seed=1, log_likelihood=True)
-    assert draws["posterior"]["rate"].shape == (1, 200, 96 + n)
+    assert draws["posterior"]["rate"].shape == (4, 50, 96 + n)
     assert draws["log_likelihood"]["y"].shape[-1] == 96 + n
     # what predictors are standardised by is that of the fit
     first = draws["posterior"]

@@ -196,7 +196,7 @@ class Experiment:
         start = time.perf_counter()
         approx = self.fit(i)
         seconds = time.perf_counter() - start
-        posterior = approx.sample(DRAWS, random_seed=DRAWS_SEED + i, log_p=False)["posterior"]
+        posterior = approx.sample(DRAWS, chains=1, random_seed=DRAWS_SEED + i, log_p=False)["posterior"]
         p = {name: (posterior[name].values[0] < self.truth[name][i]).mean(axis=0) for name in self.names}
         return {
             "status": str(approx.status),
@@ -370,7 +370,7 @@ def _trim(ax: Any) -> None:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs"
+    results = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -378,9 +378,9 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--datasets", type=int, choices=range(MAX_DATASETS + 1), default=200, metavar="N", help="0: only the tables"
     )
-    parser.add_argument("--out", type=Path, default=docs / "benchmarks" / "calibration.csv")
-    parser.add_argument("--table", type=Path, default=docs / "calibration.md", help="page with marks, or a new file")
-    parser.add_argument("--figure", type=Path, default=docs / "img" / "calibration.png")
+    parser.add_argument("--out", type=Path, default=results / "calibration.csv")
+    parser.add_argument("--table", type=Path, default=results / "calibration.md", help="page with marks, or a new file")
+    parser.add_argument("--figure", type=Path, default=results / "calibration.png")
     return parser.parse_args(arguments)
 
 

@@ -63,7 +63,7 @@ FIGURE = """\
 ![Histograms of ranks, a row for each model and posterior.](img/calibration_exact.png)
 
 The grey band has 99 % of the bars where ranks are uniform. U-shaped: intervals are too narrow. Higher at the left: the
-posterior lies too high. The rows are in [`calibration_exact.csv`](benchmarks/calibration_exact.csv).
+posterior lies too high. The rows are in `tests/benchmarks/results/calibration_exact.csv`.
 """
 
 CAPTION = f"""\
@@ -291,7 +291,7 @@ def _of(rows: Sequence[Row], name: str) -> list[Row]:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs"
+    results = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -299,9 +299,9 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--datasets", type=int, choices=range(MAX_DATASETS + 1), default=400, metavar="N", help="0: only the tables"
     )
-    parser.add_argument("--out", type=Path, default=docs / "benchmarks" / "calibration_exact.csv")
-    parser.add_argument("--table", type=Path, default=docs / "calibration.md", help="page with marks, or a new file")
-    parser.add_argument("--figure", type=Path, default=docs / "img" / "calibration_exact.png")
+    parser.add_argument("--out", type=Path, default=results / "calibration_exact.csv")
+    parser.add_argument("--table", type=Path, default=results / "calibration.md", help="page with marks, or a new file")
+    parser.add_argument("--figure", type=Path, default=Path(__file__).parents[2] / "docs/img/calibration_exact.png")
     return parser.parse_args(arguments)
 
 

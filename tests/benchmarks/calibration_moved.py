@@ -196,7 +196,7 @@ class Experiment:
 
     def ranks(self, approx: Any, i: int) -> dict[str, list[int]]:
         """Return the ranks of the elements of each parameter and Deterministic among draws, from 0 to their number."""
-        draws = approx.sample(N_DRAWS, random_seed=DRAWS_SEED + i)["posterior"]
+        draws = approx.sample(N_DRAWS, chains=1, random_seed=DRAWS_SEED + i)["posterior"]
         below = {name: draws[name].to_numpy()[0] < self.truth[name][i] for name in self.names}
         return {name: np.atleast_1d(of.sum(axis=0)).ravel().tolist() for name, of in below.items()}
 
@@ -262,7 +262,7 @@ def _ranked(name: str, rows: Sequence[Row]) -> list[tuple[list[object], Array]]:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs"
+    results = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -270,8 +270,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--datasets", type=int, choices=range(MAX_DATASETS + 1), default=200, metavar="N", help="0: only the tables"
     )
-    parser.add_argument("--out", type=Path, default=docs / "benchmarks" / "calibration_moved.csv")
-    parser.add_argument("--table", type=Path, default=docs / "calibration.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=results / "calibration_moved.csv")
+    parser.add_argument("--table", type=Path, default=results / "calibration.md", help="page with marks, or a new file")
     return parser.parse_args(arguments)
 
 

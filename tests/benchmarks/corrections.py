@@ -119,7 +119,7 @@ def assess(approx: Any, model: pm.Model, reference: Reference, draws: int, seed:
             warnings.simplefilter("ignore")  # what they say is in the row
             found = approx.corrected(draws, random_seed=WEIGHTS_SEED + seed)
             tree = approx.sample(
-                RESAMPLED, importance="psir", random_seed=RESAMPLED_SEED + seed, include_transformed=True
+                RESAMPLED, chains=1, importance="psir", random_seed=RESAMPLED_SEED + seed, include_transformed=True
             )
     except ValueError as refusal:
         found = re.search(r"k-hat is (\S+),", str(refusal))
@@ -204,7 +204,7 @@ def _worker_command(name: str, options: argparse.Namespace) -> list[str]:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs" / "benchmarks"
+    folder = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -212,8 +212,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="run the seeds 1 to this; 0: only the tables")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--references", type=Path, help="folder of models.py and NUTS moments")
-    parser.add_argument("--out", type=Path, default=docs / "corrections.csv")
-    parser.add_argument("--table", type=Path, default=docs / "corrections.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=folder / "corrections.csv")
+    parser.add_argument("--table", type=Path, default=folder / "corrections.md", help="page with marks, or a new file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

@@ -191,7 +191,7 @@ def _is_there(name: str, options: argparse.Namespace) -> bool:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs" / "benchmarks"
+    folder = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -206,9 +206,9 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--check", type=int, default=N_CHECKED, help="draws at which log m is checked")
     parser.add_argument("--large", action="store_true", help="100,000 groups, too")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one process")
-    parser.add_argument("--out", type=Path, default=docs / "exact.csv")
-    parser.add_argument("--checks-out", type=Path, default=docs / "exact_checks.csv", help="of the last three parts")
-    parser.add_argument("--table", type=Path, default=docs / "exact.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=folder / "exact.csv")
+    parser.add_argument("--checks-out", type=Path, default=folder / "exact_checks.csv", help="of the last three parts")
+    parser.add_argument("--table", type=Path, default=folder / "exact.md", help="page with marks, or a new file")
     parser.add_argument("--tables", action="store_true", help="measure nothing, only write the tables")
     return parser.parse_args(arguments)
 

@@ -18,7 +18,7 @@ from records import Records, Row
 
 from pymc_ngvi import fit_ngvi
 
-DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+RESULTS = Path(__file__).parent / "results"
 #: Values of a row; ``start`` is empty where a fit began where it does by itself.
 FIELDS = ("model", "start", "seed", "status", "elbo", "n_gradients", "n_hessians", "date", "environment")
 
@@ -30,8 +30,8 @@ def parser_of(description: str | None, models: Iterable[str], name: str, n_seeds
     )
     parser.add_argument("--seeds", type=int, default=n_seeds, help="run the seeds 1 to this; 0: only the table")
     parser.add_argument("--models", nargs="+", choices=list(models), default=list(models), metavar="MODEL")
-    parser.add_argument("--out", type=Path, default=DOCS / f"{name}.csv")
-    parser.add_argument("--table", type=Path, default=DOCS / f"{name}.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.csv")
+    parser.add_argument("--table", type=Path, default=RESULTS / f"{name}.md", help="page with marks, or a new file")
     return parser
 
 

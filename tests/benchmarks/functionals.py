@@ -38,7 +38,7 @@ from records import Records
 from scipy.stats import norm
 from timed_fit import timed_fit
 
-DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+RESULTS = Path(__file__).parent / "results"
 KEY = ("model", "seed")
 FIELDS = (
     *KEY, "status", "kind", "posterior", "reliable", "verdict", "summary_reliable", "reasons", "n_dim", "n_functionals",
@@ -218,8 +218,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one fit, or one reference")
     parser.add_argument("--tables", action="store_true", help="measure nothing, write the tables")
     parser.add_argument("--references", type=Path, default=references.FOLDER, help="folder of the references")
-    parser.add_argument("--out", type=Path, default=DOCS / "functionals.csv")
-    parser.add_argument("--table", type=Path, default=DOCS / "functionals.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "functionals.csv")
+    parser.add_argument("--table", type=Path, default=RESULTS / "functionals.md", help="page with marks, or a new file")
     parser.add_argument("--cell", nargs=2, metavar=("MODEL", "SEED"), help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

@@ -47,7 +47,7 @@ POINTS, N_CUTS, NEGLIGIBLE = {1: 801, 2: 121, 3: 49}, 12, 16.0
 MOST_OF_ENSEMBLE, N_WALKERS, N_BEFORE, N_STEPS, N_PARTS = 12, 240, 400, 1_200, 20
 #: Words of summaries by verdict.
 WORDS = {
-    "exact": "Exact up to simulation error", "exact, few draws": "Exact, known to", "reliable": "reliable",
+    "exact": "Exact", "exact, few draws": "There are few draws", "reliable": "reliable",
     "not judged": "not judged", "not reliable": "Not reliable",
 }  # fmt: skip
 Moments = tuple[Array, Array, Array | float]

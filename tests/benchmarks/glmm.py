@@ -38,7 +38,7 @@ import numpy as np
 from environment import describe_environment
 from isolated import report, run_process, script
 from pages import column_of, measured_on, median, significant, table, write_between_marks
-from records import Records, Row
+from records import FIGURES, RESULTS, Records, Row
 from timed_fit import FIT_FIELDS, refusal, timed_fit
 
 mpl.use("Agg")
@@ -391,7 +391,6 @@ def draw_paths(rows: Sequence[Row], file: Path) -> None:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs" / "experiments"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -401,11 +400,11 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5, help="run the seeds 1 to this; 0: only the tables")
     parser.add_argument("--groups", type=int, help="take the first groups only, to try the script out")
     parser.add_argument("--limit", type=float, default=1_800.0, help="seconds for one process")
-    parser.add_argument("--out", type=Path, default=docs / "tan_glmm.csv")
+    parser.add_argument("--out", type=Path, default=RESULTS / "tan_glmm.csv")
     parser.add_argument("--once", action="store_true", help="one process for each seed, and the way of its ELBO")
-    parser.add_argument("--paths", type=Path, default=docs / "tan_glmm_paths.csv", help="the ways of the ELBO")
-    parser.add_argument("--table", type=Path, default=docs / "tan_glmm.md", help="page with marks, or a new file")
-    parser.add_argument("--figure", type=Path, default=docs / "tan_glmm.png")
+    parser.add_argument("--paths", type=Path, default=RESULTS / "tan_glmm_paths.csv", help="the ways of the ELBO")
+    parser.add_argument("--table", type=Path, default=RESULTS / "tan_glmm.md", help="page with marks, or a new file")
+    parser.add_argument("--figure", type=Path, default=FIGURES / "tan_glmm.png")
     parser.add_argument("--cell", nargs=3, metavar=("MODEL", "KIND", "SEED"), help=argparse.SUPPRESS)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -272,7 +272,7 @@ def _unjoined(text: str) -> list[float]:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs" / "benchmarks"
+    folder = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -283,8 +283,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=1_800.0, help="seconds for one process")
     parser.add_argument("--theirs-only", action="store_true", help="run glmmTMB alone")
     parser.add_argument("--table-only", action="store_true", help="run nothing")
-    parser.add_argument("--out", type=Path, default=docs / "glmmtmb.csv")
-    parser.add_argument("--table", type=Path, default=docs / "glmmtmb.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=folder / "glmmtmb.csv")
+    parser.add_argument("--table", type=Path, default=folder / "glmmtmb.md", help="page with marks, or a new file")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

@@ -5,7 +5,7 @@ in a process of its own with an empty compile folder; seconds are processor seco
 file already is not measured again. From a checkout that is not installed, set ``PYTHONPATH`` to its root. Set
 ``OPENBLAS_NUM_THREADS=1`` to compare processor seconds.
 
-``--data`` is a folder with the files that ``docs/benchmarks/inla.md`` names.
+``--data`` is a folder with the files that ``tests/benchmarks/results/inla.md`` names.
 
 References
 ----------
@@ -42,7 +42,7 @@ from pages import write_between_marks
 from records import Records
 from timed_fit import timed_fit
 
-DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+RESULTS = Path(__file__).parent / "results"
 FIELDS = (
     "example", "parameter", "published_mean", "published_sd", "mean", "sd", "by", "reference_mean", "reference_sd",
     "ess", "posterior", "verdict", "n_fits", "seconds", "reference_seconds", "status", "date", "environment",
@@ -122,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="folder with the data sets; without it, tables alone")
     parser.add_argument("--examples", nargs="*", choices=list(EXAMPLES), default=list(EXAMPLES), metavar="EXAMPLE")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one process")
-    parser.add_argument("--out", type=Path, default=DOCS / "inla.csv")
-    parser.add_argument("--table", type=Path, default=DOCS / "inla.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "inla.csv")
+    parser.add_argument("--table", type=Path, default=RESULTS / "inla.md", help="page with marks, or a new file")
     parser.add_argument("--cell", nargs=2, metavar=("PART", "EXAMPLE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.cell:

@@ -1,6 +1,6 @@
 """Examples of R-INLA as PyMC models, and what was published for them.
 
-Data are not kept here. ``docs/benchmarks/inla.md`` says where each file comes from.
+Data are not kept here. ``tests/benchmarks/results/inla.md`` says where each file comes from.
 """
 
 from collections.abc import Callable

@@ -38,7 +38,7 @@ from isolated import report, run_process, script
 from jax_rows_models import MODELS, ROWS
 from pages import measured_on, table, write_between_marks
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "jax.md"
+PAGE = Path(__file__).parent / "results" / "jax.md"
 #: Values at a time; those of the table.
 SIZES = tuple(2**p for p in range(10, 23, 2))
 #: Draws that rows are evaluated at together, and the seconds for which each size is evaluated again and again.

@@ -13,7 +13,7 @@ Examples
 --------
 ::
 
-    python khan.py --out docs/experiments
+    python khan.py
 """
 
 import argparse
@@ -29,7 +29,7 @@ import pandas as pd
 
 from iterations import iterates
 from logistic_regression import Logistic, breast_cancer
-from records import Records, Row
+from records import FIGURES, RESULTS, Records, Row
 
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullPrecisionState, FullState
@@ -215,13 +215,14 @@ def write_table(table: pd.DataFrame) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing, draw the figure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/experiments"), help="folder of csv and figure")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of csv")
+    parser.add_argument("--figures", type=Path, default=FIGURES)
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     records = Records(options.out / "khan.csv", FIELDS)
     run_missing(breast_cancer(), records)
     table = _table(records.read())
-    draw(table, options.out / "khan.png")
+    draw(table, options.figures / "khan.png")
     print(write_table(table))
 
 

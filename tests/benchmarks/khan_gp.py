@@ -34,12 +34,11 @@ from khan_gp_data import NUGGET, SETTINGS, process
 from khan_gp_methods import Problem, Q, descent, proximal, read, rivals, sgd
 from khan_gp_pages import ARRIVED, draw, tables
 from pages import write_between_marks
-from records import Records
+from records import FIGURES, RESULTS, Records
 from scipy.special import expit
 
 from pymc_ngvi import fit_ngvi
 
-OUT = Path(__file__).parents[2] / "docs" / "experiments"
 FIELDS = ("data", "figure", "method", "step_size", "pass", "loss", "log_loss", "sites_loss", "sites_log_loss")
 FIELDS += ("seconds", "date", "environment")
 #: -ELBO from which a run has diverged.
@@ -161,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--sets", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of csv, figures and page")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of csv and tables")
+    parser.add_argument("--figures", type=Path, default=FIGURES)
     options = parser.parse_args(arguments)
     runs = Runs(options.out / "khan2016.csv")
     for name in options.sets:
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             figure_one(problem, name, runs)
     rows = runs.records.read()
     write_between_marks(options.out / "khan2016.md", tables(rows), Path(__file__).name)
-    draw(rows, options.out)
+    draw(rows, options.figures)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Examples
 ::
 
     python layers.py run --data DIR --runs DIR --family block --seed 1
-    python layers.py pages --runs DIR --out docs/benchmarks
+    python layers.py pages --runs DIR --out tests/benchmarks/results
 """
 
 import argparse

@@ -42,7 +42,7 @@ from pymc_ngvi.core.types import Array
 FIELDS = ("part", "what", "n", "seconds_each", "seconds", "said", "date", "environment")
 PARTS = ("fits", "models", "calibrate", "leave_out", "update")
 N_GROUPS, N_OF_GROUP = 50, 10
-PAGES = Path(__file__).parents[2] / "docs" / "benchmarks"
+RESULTS = Path(__file__).parent / "results"
 #: The slope that data are simulated with.
 SLOPE = 0.7
 #: Data sets that the rivals get: they take longer, and a mean is enough.
@@ -234,7 +234,7 @@ def beside_alone(build: Callable[[], Simulated]) -> Callable[[int], Row]:
                 start = time.process_time()
                 approx = inference.fit(progressbar=False)
                 alone.append(time.process_time() - start)
-                draws = approx.sample(N_DRAWS, random_seed=seed).posterior
+                draws = approx.sample(N_DRAWS, chains=1, random_seed=seed).posterior
                 tables.append({name: _figures(draws[name].values[0]) for name in draws})
             is_reliable = approx.checks is not None and approx.checks.is_reliable
             n_alike += is_reliable == (found.about("verdict")[k] not in ("not reliable", "not judged"))
@@ -463,8 +463,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--fits", type=int, default=200, help="data sets")
     parser.add_argument("--again", nargs="+", default=(), choices=PARTS, help="measure these once more")
-    parser.add_argument("--out", type=Path, default=PAGES / "many.csv", help="rows, one for each measurement")
-    parser.add_argument("--page", type=Path, default=PAGES / "many.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "many.csv", help="rows, one for each measurement")
+    parser.add_argument("--page", type=Path, default=RESULTS / "many.md", help="page with marks, or a new file")
     return parser.parse_args(arguments)
 
 

@@ -268,7 +268,7 @@ def _rms(x: Array) -> float:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs" / "benchmarks"
+    folder = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -279,8 +279,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one process")
     parser.add_argument("--data", type=Path, help="folder of the data sets, for german")
     parser.add_argument("--references", type=Path, help="folder of models.py and NUTS moments, for german")
-    parser.add_argument("--out", type=Path, default=docs / "mixtures.csv")
-    parser.add_argument("--table", type=Path, default=docs / "mixtures.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=folder / "mixtures.csv")
+    parser.add_argument("--table", type=Path, default=folder / "mixtures.md", help="page with marks, or a new file")
     parser.add_argument("--cell", nargs=3, metavar=("TARGET", "METHOD", "SEED"), help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

@@ -34,7 +34,7 @@ from pages import measured_on, table, write_between_marks
 from records import Records, Row
 from users_models import MODELS as USERS
 
-DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = Path(__file__).parent / "results"
 REFERENCES = Path(__file__).parent / "modes_references.json"
 #: Errors of a mean, in standard deviations, and of a standard deviation, relative, from which on a fit is wrong; and up
 #: to which it is right without doubt.
@@ -129,7 +129,8 @@ def errors_of(draws: Any, moments: Moments | None) -> dict[str, Any]:
         return {}
     means, sds, names = [], [], []
     for name, (mean, sd) in moments.items():
-        values = np.asarray(draws[name])[0].reshape(draws.sizes["draw"], -1)
+        values = np.concatenate(np.asarray(draws[name]))
+        values = values.reshape(len(values), -1)
         means.append((values.mean(axis=0) - np.ravel(mean)) / np.ravel(sd))
         sds.append(values.std(axis=0) / np.ravel(sd) - 1.0)
         names += [name] * values.shape[1]
@@ -272,8 +273,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--references", action="store_true", help="make the references that are missing, and stop")
-    parser.add_argument("--out", type=Path, default=DOCS / "benchmarks" / "modes.csv")
-    parser.add_argument("--table", type=Path, default=DOCS / "benchmarks" / "modes.md", help="page with marks, or new")
+    parser.add_argument("--out", type=Path, default=RESULTS / "modes.csv")
+    parser.add_argument("--table", type=Path, default=RESULTS / "modes.md", help="page with marks, or new")
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

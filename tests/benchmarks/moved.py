@@ -282,15 +282,15 @@ def _errors_of(name: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs" / "benchmarks"
+    folder = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=2, help="warm runs; 0 writes the tables alone")
     parser.add_argument("--limit", type=int, default=180, help="processor seconds for one process")
     parser.add_argument("--references", type=Path, help="folder of references, as of posteriors.py")
-    parser.add_argument("--out", type=Path, default=docs / "moved.csv")
-    parser.add_argument("--table", type=Path, default=docs / "moved.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=folder / "moved.csv")
+    parser.add_argument("--table", type=Path, default=folder / "moved.md", help="page with marks, or a new file")
     parser.add_argument("--cell", nargs=3, metavar=("MODEL", "METHOD", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.seeds < 0:

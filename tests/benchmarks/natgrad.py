@@ -42,7 +42,7 @@ from pages import write_between_marks
 from records import Records
 from wide_rows import followed
 
-DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+RESULTS = Path(__file__).parent / "results"
 KEY = ("problem", "method", "variant", "nodes", "step_size")
 FIELDS = (*KEY, "evaluation", "loss", "own", "cold", "warm", "status", "versions", "date", "environment")
 
@@ -159,8 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--problems", nargs="*", choices=list(PROBLEMS), default=list(PROBLEMS), metavar="PROBLEM")
     parser.add_argument("--steps", type=int, default=200, help="steps of a rival at most")
     parser.add_argument("--seconds", type=float, default=60.0, help="processor seconds of a rival's steps at most")
-    parser.add_argument("--out", type=Path, default=DOCS / "natgrad.csv")
-    parser.add_argument("--table", type=Path, default=DOCS / "natgrad.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "natgrad.csv")
+    parser.add_argument("--table", type=Path, default=RESULTS / "natgrad.md", help="page with marks, or a new file")
     parser.add_argument("--ours", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.ours is not None:

@@ -10,7 +10,7 @@ Examples
 
     OPENBLAS_NUM_THREADS=1 python networks.py run --data DIR --runs DIR --method IVON --batch 128
     OPENBLAS_NUM_THREADS=1 python networks_torch.py --data DIR --runs DIR --method ivon-opt --batch 128
-    python networks.py pages --runs DIR --out docs/benchmarks
+    python networks.py pages --runs DIR --out tests/benchmarks/results
 """
 
 import argparse

@@ -42,7 +42,7 @@ from posteriors_looks import Looks
 from records import Records
 from timed_fit import timed_fit
 
-DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+RESULTS = Path(__file__).parent / "results"
 GROUPS = ("functional", "coordinate", "scalar")
 OF_ERRORS = ("em", "es", "worst", "worst_at", "worst_sd", "worst_sd_at")
 FIELDS = (
@@ -243,8 +243,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--references", type=Path, help="folder that references are kept in")
     parser.add_argument("--stored", type=Path, help="folder of stored moments of coordinates")
     parser.add_argument("--table-only", action="store_true", help="measure nothing, write the table")
-    parser.add_argument("--out", type=Path, default=DOCS / "posteriors.csv")
-    parser.add_argument("--table", type=Path, default=DOCS / "posteriors.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "posteriors.csv")
+    parser.add_argument("--table", type=Path, default=RESULTS / "posteriors.md", help="page with marks, or a new file")
     parser.add_argument("--part", choices=["fit", "reference"], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if (options.nuts or options.part == "reference") and options.references is None:

@@ -29,9 +29,7 @@ import pymc as pm
 from environment import describe_environment
 from pages import measured_on, table, write_between_marks
 
-import pymc_ngvi
-
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "predictions.md"
+PAGE = Path(__file__).parent / "results" / "predictions.md"
 N_DRAWS = 1_000
 
 
@@ -72,17 +70,17 @@ def new_groups(n_groups):
     y = rng.normal(size=n_groups)[group] + rng.normal(0, 0.5, size=len(group))
     model = bmb.Model("y ~ 1 + (1 | g)", pd.DataFrame({"y": y, "g": [f"g{i}" for i in group]}))
     approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, progressbar=False)
-    draws = pymc_ngvi.uncentre_bambi_intercept(model, approx.sample(8_000, random_seed=1))
+    draws = approx.sample(8_000, random_seed=1)
     rows = pd.DataFrame({"g": ["new", "other"]})
-    of = {"approx.predict": approx.predict(rows, bambi_model=model, groups="new", draws=8_000, random_seed=1)}
+    of = {"approx.predict": approx.predict(rows, groups="new", draws=8_000, random_seed=1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         theirs = model.predict(draws, data=rows, inplace=False, sample_new_groups=True, random_seed=1)
     of["Bambi"] = {"predictions": theirs["posterior"]}
     cells = [str(n_groups), f"{float((draws['posterior']['1|g_sigma'] ** 2).mean()) ** 0.5:.2f}"]
-    common = draws["posterior"]["Intercept"].values[0][:, None]
+    common = draws["posterior"]["Intercept"].values.reshape(-1, 1)
     for found in of.values():
-        effects = found["predictions"]["mu"].values[0] - common
+        effects = np.concatenate(found["predictions"]["mu"].values) - common
         cells += [f"{effects[:, 0].std():.2f}", f"{np.corrcoef(effects.T)[0, 1]:.2f}"]
     return cells
 

@@ -7,6 +7,10 @@ from pathlib import Path
 
 Row = dict[str, str]
 
+#: Rows and tables of a benchmark, and the figures of experiments, which pages of the site show.
+RESULTS = Path(__file__).parent / "results"
+FIGURES = Path(__file__).parents[2] / "docs" / "experiments"
+
 
 class Records:
     """Rows of one CSV file, with a fixed set of columns.

@@ -39,7 +39,7 @@ from reports_models import LABELS, LIKELIHOODS, NEW_GROUPS, PREDICTED, Known, Pr
 
 import pymc_ngvi  # noqa: F401
 
-PAGES = Path(__file__).parents[2] / "docs" / "benchmarks"
+RESULTS = Path(__file__).parent / "results"
 KEY = ("model", "seed")
 #: What is reported of cross-validation: the largest difference in nats, the largest as a multiple of its standard
 #: error, how many have a k-hat that is too large, and seconds.
@@ -164,8 +164,8 @@ def _predict(approx: Any, problem: Problem, known: Known) -> tuple[dict[str, Any
         "predictions"
     ]
     size = min(float(approx.sample(N_DRAWS)["posterior"].attrs.get("effective_sample_size", N_DRAWS)), N_DRAWS)
-    off = moments_off(tree["eta"].to_numpy()[0], size, known.predictors)
-    y = tree["y"].to_numpy()[0]
+    off = moments_off(np.concatenate(tree["eta"].to_numpy()), size, known.predictors)
+    y = np.concatenate(tree["y"].to_numpy())
     y = y if y.ndim == 2 else y[..., 0]
     found = np.mean(y[..., None] <= problem.thresholds, axis=0)
     right, of_right = known.shares
@@ -216,8 +216,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--models", nargs="+", choices=LIKELIHOODS, default=list(LIKELIHOODS), metavar="MODEL")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--out", type=Path, default=PAGES / "reports.csv")
-    parser.add_argument("--page", type=Path, default=PAGES / "reports.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "reports.csv")
+    parser.add_argument("--page", type=Path, default=RESULTS / "reports.md", help="page with marks, or a new file")
     return parser.parse_args(arguments)
 
 

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the models, and write the table."""
     logging.getLogger("pymc").setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    page = Path(__file__).parents[2] / "docs/benchmarks/rows.md"
+    page = Path(__file__).parent / "results/rows.md"
     parser.add_argument("--models", nargs="+", default=list(CASES), choices=list(CASES), metavar="MODEL")
     parser.add_argument("--table", type=Path, default=page, help="page of the table")
     options = parser.parse_args(arguments)

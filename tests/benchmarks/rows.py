@@ -219,7 +219,7 @@ def _by_glmmtmb(name: str, options: argparse.Namespace) -> dict[str, object]:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs" / "benchmarks"
+    folder = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -235,8 +235,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=1_800.0, help="seconds for one process")
     parser.add_argument("--moments", type=Path, help="folder that keeps moments of NUTS; default: beside --out")
     parser.add_argument("--tables", action="store_true", help="measure nothing, write the tables")
-    parser.add_argument("--out", type=Path, default=docs / "rows.csv")
-    parser.add_argument("--table", type=Path, default=docs / "rows.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=folder / "rows.csv")
+    parser.add_argument("--table", type=Path, default=folder / "rows.md", help="page with marks, or a new file")
     parser.add_argument("--cell", nargs=4, metavar=("PART", "MODEL", "METHOD", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if not options.cell and not options.tables:

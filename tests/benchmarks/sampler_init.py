@@ -262,7 +262,7 @@ def _ratios(rows: Sequence[Row], of_model: Sequence[Row]) -> list[float]:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs" / "benchmarks"
+    folder = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -272,8 +272,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one process")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--references", type=Path, help="folder of models.py")
-    parser.add_argument("--out", type=Path, default=docs / "sampler_init.csv")
-    parser.add_argument("--table", type=Path, default=docs / "sampler_init.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=folder / "sampler_init.csv")
+    parser.add_argument("--table", type=Path, default=folder / "sampler_init.md", help="page with marks, or a new file")
     parser.add_argument("--cell", nargs=4, metavar=("MODEL", "METHOD", "TUNE", "SEED"), help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

@@ -220,7 +220,7 @@ def _rms(x: Array) -> float:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = Path(__file__).parents[2] / "docs" / "benchmarks"
+    folder = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -230,8 +230,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--family", help="the family to ask for; default: none, as users do")
     parser.add_argument("--seeds", type=int, default=3, help="run the seeds 1 to this; 0: only the tables")
     parser.add_argument("--limit", type=float, default=1_800.0, help="seconds for one process")
-    parser.add_argument("--out", type=Path, default=docs / "scaling.csv")
-    parser.add_argument("--table", type=Path, default=docs / "scaling.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=folder / "scaling.csv")
+    parser.add_argument("--table", type=Path, default=folder / "scaling.md", help="page with marks, or a new file")
     parser.add_argument("--cell", nargs=4, metavar=("MODEL", "SIZE", "ITEMS", "SEED"), help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

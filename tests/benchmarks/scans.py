@@ -36,7 +36,7 @@ from records import Records, Row
 from scans_models import MODELS, hmm_data, level_data
 from scipy import stats
 
-DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+RESULTS = Path(__file__).parent / "results"
 FIELDS = ("model", "code", "processor", "wall", "n_dim", "em", "es", "reliable", "posterior", "status", "date",
           "environment")  # fmt: skip
 LIMIT = 1_800.0
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.worker:
         measure(options.worker)
         return
-    records = Records(DOCS / "scans.csv", FIELDS)
+    records = Records(RESULTS / "scans.csv", FIELDS)
     done = {(row["model"], row["code"]) for row in records.read()}
     path = os.environ.get("PYTHONPATH", "")
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 row |= {"model": name, "code": code, "date": datetime.datetime.now().isoformat(timespec="seconds")}
                 records.append(row | {"environment": describe_environment()})
                 print(row, flush=True)
-    write_between_marks(DOCS / "scans.md", write_table(records.read()), Path(__file__).name)
+    write_between_marks(RESULTS / "scans.md", write_table(records.read()), Path(__file__).name)
 
 
 def measure(name: str) -> None:

@@ -200,7 +200,7 @@ def _form(value: object) -> str:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    page = Path(__file__).parents[2] / "docs/benchmarks/shards.md"
+    page = Path(__file__).parent / "results/shards.md"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of the data sets; without it, simulated groups only")
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL")

@@ -16,7 +16,7 @@ Examples
 --------
 ::
 
-    python site_steps.py --data DATA --table docs/experiments/site_steps.md
+    python site_steps.py --data DATA --table tests/benchmarks/results/site_steps.md
 """
 
 import argparse

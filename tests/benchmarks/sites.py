@@ -9,7 +9,7 @@ Examples
 --------
 ::
 
-    python sites.py --data DATA --table docs/benchmarks/sites.md
+    python sites.py --data DATA --table tests/benchmarks/results/sites.md
 """
 
 import argparse

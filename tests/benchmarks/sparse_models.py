@@ -248,7 +248,7 @@ def _form(value: object) -> str:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    page = Path(__file__).parents[2] / "docs/benchmarks/sparse.md"
+    page = Path(__file__).parent / "results/sparse.md"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of the data sets; without it, simulated models only")
     parser.add_argument("--models", nargs="+", default=[*RATINGS, *SIMULATED], metavar="MODEL")

@@ -39,7 +39,7 @@ from environment import today_and_here
 from iterations import iterates, on_independent_batches, recorded
 from measure import Array
 from pages import measured_on, table, write_between_marks
-from records import Records
+from records import FIGURES, RESULTS, Records
 from scipy.cluster.vq import kmeans2
 from scipy.linalg import cho_factor, cho_solve
 
@@ -54,7 +54,6 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 FILE = "bike_sharing_hourly.csv.gz"
-OUT = Path(__file__).parents[2] / "docs" / "experiments"
 FIELDS = ("rows", "seed", "q", "iteration", "divergence", "date", "environment")
 N_INDUCING, LENGTH, NOISE, JITTER, BATCH = 100, 1.5, 0.5, 1e-4, 1_000
 #: Columns of the table.
@@ -265,7 +264,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=3_000)
     parser.add_argument("--seeds", type=int, default=6, help="with independent rows; half as many with passes")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of csv, figure and page")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of csv and tables")
+    parser.add_argument("--figures", type=Path, default=FIGURES)
     options = parser.parse_args(arguments)
     if not (options.data / FILE).exists():
         raise SystemExit(f"There is no {FILE} in {options.data}: nothing to do.")
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run(process, options.steps, "passes", -(-options.seeds // 2), records)
     write_between_marks(options.out / "svgp.md", tables(process, records), Path(__file__).name)
     frame = pd.DataFrame(records.read()).astype({"iteration": int, "divergence": float})
-    draw(frame, options.out / "svgp.png")
+    draw(frame, options.figures / "svgp.png")
 
 
 if __name__ == "__main__":

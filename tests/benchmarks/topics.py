@@ -40,7 +40,7 @@ import numpy as np
 from environment import describe_environment
 from measure import Array
 from pages import write_between_marks
-from records import Records
+from records import FIGURES, RESULTS, Records
 from topics_corpus import FILE, Corpus, Topics, n_documents, normal_draws, read, start
 from topics_documents import FIELDS as DOCUMENT_FIELDS
 from topics_documents import compare
@@ -63,7 +63,6 @@ from topics_methods import (
 )
 from topics_pages import draw, tables
 
-OUT = Path(__file__).parents[2] / "docs" / "experiments"
 FIELDS = ("seed", "method", "pass", "score", "by_laplace", "by_gaussian", "sd", "seconds", "date", "environment")
 #: Topics; passes after which runs are scored; passes before the M step takes mu and Sigma as well.
 N_TOPICS, SCORED, HELD = 10, (1, 2, 3, 5, 7, 10, 20, 40), 5
@@ -190,7 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--states", type=Path, required=True, help="folder for topics between runs")
     parser.add_argument("--seeds", type=int, default=3, help="starts of the topics")
     parser.add_argument("--methods", nargs="*", choices=list(methods()), default=list(methods()))
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of csv, figure and page")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of csv and tables")
+    parser.add_argument("--figures", type=Path, default=FIGURES)
     options = parser.parse_args(arguments)
     if not (options.data / FILE).exists():
         raise SystemExit(f"There is no {FILE} in {options.data}: nothing to do.")
@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     topics = Run(corpus, "Laplace", 1, options.states).topics
     compare(corpus, topics, documents)
     write_between_marks(options.out / "topics.md", tables(records.read(), documents.read()), Path(__file__).name)
-    draw(records.read(), options.out / "topics.png")
+    draw(records.read(), options.figures / "topics.png")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from users_models import (
 )
 from xarray import DataTree
 
-DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = Path(__file__).parent / "results"
 REFERENCES = Path(__file__).parent / "users_models" / "references.npz"
 #: Errors of a mean, in standard deviations, and of a standard deviation, relative, from which on a fit is not to be
 #: relied on: the limits of `approx.diagnose()`.
@@ -368,8 +368,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1, help="side by side")
     parser.add_argument("--references", action="store_true", help="make the references that are missing, and stop")
     parser.add_argument("--draws", type=int, default=DRAWS, help="of each chain, for references")
-    parser.add_argument("--out", type=Path, default=DOCS / "benchmarks" / "users.csv")
-    parser.add_argument("--table", type=Path, default=DOCS / "benchmarks" / "users.md", help="page with marks, or new")
+    parser.add_argument("--out", type=Path, default=RESULTS / "users.csv")
+    parser.add_argument("--table", type=Path, default=RESULTS / "users.md", help="page with marks, or new")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

@@ -38,7 +38,7 @@ from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.families import FullState
 from pymc_ngvi.results import diagnosis as making
 
-DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+RESULTS = Path(__file__).parent / "results"
 #: Errors of coordinates and functionals: those that count.
 MEAN, SD, LIMIT = 0.15, 0.12, 0.2
 #: Bend of draws that moves both 89 % limits by `LIMIT`, and moments by little.
@@ -285,8 +285,10 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     parser.add_argument("--repeats", type=int, default=50, help="how many; 0: only the table")
-    parser.add_argument("--out", type=Path, default=DOCS / "verdict_power.csv")
-    parser.add_argument("--table", type=Path, default=DOCS / "verdict_power.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "verdict_power.csv")
+    parser.add_argument(
+        "--table", type=Path, default=RESULTS / "verdict_power.md", help="page with marks, or a new file"
+    )
     return parser.parse_args(arguments)
 
 

@@ -36,7 +36,6 @@ sys.path.append(str(Path(__file__).parents[1]))  # the targets are among the tes
 from mixture_posteriors import EFFECTS, ERRORS, eight_schools
 from mixture_targets import target
 
-DOCS = Path(__file__).parents[2] / "docs"
 WRONG, RIGHT, SEEN = "not reliable", "reliable", "-"
 #: Of the draws of a diagnosis.
 DIAGNOSIS_SEED = 900_000
@@ -242,7 +241,7 @@ def _usual(rows: Sequence[Row], column: str) -> str:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    docs = DOCS / "benchmarks"
+    folder = Path(__file__).parent / "results"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -251,8 +250,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--references", type=Path, help="folder of models.py")
-    parser.add_argument("--out", type=Path, default=docs / "verdicts.csv")
-    parser.add_argument("--table", type=Path, default=docs / "verdicts.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=folder / "verdicts.csv")
+    parser.add_argument("--table", type=Path, default=folder / "verdicts.md", help="page with marks, or a new file")
     return parser.parse_args(arguments)
 
 

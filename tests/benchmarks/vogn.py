@@ -15,7 +15,7 @@ Examples
 ::
 
     python vogn.py run --data DIR --runs DIR --iterations 6144 --seeds 10
-    python vogn.py pages --runs DIR --out docs/experiments
+    python vogn.py pages --runs DIR
 """
 
 import argparse
@@ -34,6 +34,7 @@ import pymc as pm
 from environment import describe_environment
 from iterations import iterates
 from pages import table, write_between_marks
+from records import FIGURES, RESULTS
 from vogn_baselines import METHODS, N_PREDICTIVE, Network, losses, run
 
 from pymc_ngvi.density import LogDensity
@@ -213,20 +214,20 @@ def figure(frame: pd.DataFrame, path: Path) -> None:
     plt.savefig(path, dpi=110)
 
 
-def pages(runs: Path, out: Path) -> None:
+def pages(runs: Path) -> None:
     """Write the medians, the figure and the tables of the page."""
     frame = medians(runs)
     last = frame.groupby(["data", "method"])["iteration"].transform("max")
     early = np.unique(np.geomspace(1, 300, 40).round()).astype(int)
     thin = frame["iteration"].isin([*early, *SHOWN]) | (frame["iteration"] % 100 == 0) | (frame["iteration"] == last)
     columns = ["data", "method", "iteration", "together", "by_rows", "accuracy", "seconds", "n_seeds"]
-    frame.loc[thin, columns].to_csv(out / "vogn.csv", index=False, float_format="%.5g")
-    figure(frame, out / "vogn.png")
+    frame.loc[thin, columns].to_csv(RESULTS / "vogn.csv", index=False, float_format="%.5g")
+    figure(frame, FIGURES / "vogn.png")
     lines = [f"Measured on: {describe_environment()}, one thread. Medians of {frame['n_seeds'].min()} seeds.", ""]
     for name, label in DATA.items():
         for what, words in (("together", "all test rows together"), ("by_rows", "row by row")):
             lines += [f"**{label}**, test log2 loss, {words}:", "", *losses_by_iteration(frame, runs, name, what), ""]
-    write_between_marks(out / "vogn.md", "\n".join(lines), "vogn.py")
+    write_between_marks(RESULTS / "vogn.md", "\n".join(lines), "vogn.py")
 
 
 def main() -> None:
@@ -235,7 +236,6 @@ def main() -> None:
     parser.add_argument("what", choices=["run", "pages"])
     parser.add_argument("--data", type=Path)
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--iterations", type=int, default=6144)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--methods", nargs="+", default=[*RULES, *METHODS], choices=[*RULES, *METHODS])
@@ -243,7 +243,7 @@ def main() -> None:
     if chosen.what == "run":
         measure(chosen.data, chosen.runs, chosen.iterations, chosen.seeds, chosen.methods)
     else:
-        pages(chosen.runs, chosen.out)
+        pages(chosen.runs)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ start has equal weights, means scattered by N(0, {SCATTER:g}^2) around the mean 
 of each component is compared with the optimum, the best that any run from this start came to. Arrived: within
 {CLOSE:g} nats of the optimum at the end; the iterations are those after which it stays there, the median over seeds
 that arrive in both. Components left: with a weight of at least {ALIVE:g} at the end, mean. Lost: no valid covariance,
-or no finite ELBO, after some iteration. The rows are in [`weights.csv`](benchmarks/weights.csv).
+or no finite ELBO, after some iteration. The rows are in `tests/benchmarks/results/weights.csv`.
 """
 
 
@@ -255,14 +255,13 @@ def _cells(rows: Sequence[Row], comparable: Sequence[Row]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing and write the table."""
-    docs = Path(__file__).parents[2] / "docs"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--targets", nargs="+", choices=COMPONENTS, default=list(COMPONENTS), metavar="TARGET")
     parser.add_argument("--seeds", type=int, default=20, help="run the starts 1 to this; 0: only the table")
-    parser.add_argument("--out", type=Path, default=docs / "benchmarks" / "weights.csv")
-    page = docs / "mixture_weights.md"
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "weights.csv")
+    page = Path(__file__).parent / "results" / "weights.md"
     parser.add_argument("--table", type=Path, default=page, help="page with marks, or a new file")
     options = parser.parse_args(arguments)
     records = Records(options.out, FIELDS)

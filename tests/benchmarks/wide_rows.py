@@ -41,7 +41,7 @@ from pymc_ngvi.core.types import Density, GaussianState
 from pymc_ngvi.methods.estimators import ExactEvaluation, Quadrature
 from pymc_ngvi.results.approximation import NGVIApproximation
 
-DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+RESULTS = Path(__file__).parent / "results"
 FIELDS = ("model", "n_rows", "prior_sd", "expectation", "elbo", "seconds", "date", "environment")
 #: Nats below the optimum, and expectations, in the columns of the tables.
 DISTANCES, EXPECTATIONS = (10.0, 1.0, 0.1, 0.01), (1, 2, 4, 6, 8, 10, 11, 12, 13, 14, 16, 18, 20)
@@ -150,8 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--data", type=Path, help="folder with the data sets")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
-    parser.add_argument("--out", type=Path, default=DOCS / "wide_rows.csv")
-    parser.add_argument("--table", type=Path, default=DOCS / "wide_rows.md", help="page with marks, or a new file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "wide_rows.csv")
+    parser.add_argument("--table", type=Path, default=RESULTS / "wide_rows.md", help="page with marks, or a new file")
     options = parser.parse_args(arguments)
     records = Records(options.out, FIELDS)
     for name in options.models:

@@ -14,7 +14,7 @@ Examples
 --------
 ::
 
-    python wu_gardner.py --data DATA --references REFERENCES --out docs/experiments
+    python wu_gardner.py --data DATA --references REFERENCES
 """
 
 import argparse
@@ -29,7 +29,7 @@ import pandas as pd
 
 from iterations import iterates, recorded
 from logistic_regression import Logistic, breast_cancer, german
-from records import Records, Row
+from records import FIGURES, RESULTS, Records, Row
 
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.methods import STEPS, UPDATES
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{data.name}: least loss {data.least_loss():.4f}")
         run_logistic(data, options.seeds, records)
     found = _table(records.read())
-    draw_logistic(found, options.out / "wu_gardner.png", "plain")
+    draw_logistic(found, options.figures / "wu_gardner.png", "plain")
     print(logistic_table(found))
 
 
@@ -192,7 +192,8 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--references", type=Path, help="folder of models.py and NUTS moments")
     parser.add_argument("--seeds", type=int, default=5, help="half as many where draws are antithetic")
-    parser.add_argument("--out", type=Path, default=Path("docs/experiments"), help="folder of csv and figures")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of csv")
+    parser.add_argument("--figures", type=Path, default=FIGURES)
     return parser.parse_args(arguments)
 
 

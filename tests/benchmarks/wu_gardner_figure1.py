@@ -37,7 +37,7 @@ from environment import today_and_here
 from iterations import iterates, on_independent_batches, recorded, slope_of_mean
 from measure import Array
 from pages import measured_on, table, write_between_marks
-from records import Records, Row
+from records import FIGURES, RESULTS, Records, Row
 
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import LogDensity
@@ -49,7 +49,6 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 FILE = "bike_sharing_hourly.csv.gz"
-OUT = Path(__file__).parents[2] / "docs" / "experiments"
 FIELDS = ("method", "seed", "iteration", "divergence", "divergence_last", "loss", "loss_last", "seconds")
 FIELDS += ("date", "environment")
 COLUMNS = ("season", "yr", "mnth", "hr", "holiday", "weekday", "workingday", "weathersit", "temp", "atemp", "hum")
@@ -255,7 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of csv, figure and page")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of csv and tables")
+    parser.add_argument("--figures", type=Path, default=FIGURES)
     options = parser.parse_args(arguments)
     if not (options.data / FILE).exists():
         raise SystemExit(f"There is no {FILE} in {options.data}: nothing to do.")
@@ -263,8 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run(data, options.steps, records)
     rows = records.read()
     frame = _frame(rows)
-    write_between_marks(options.out / "wu_gardner_scale.md", tables(frame, data, rows), Path(__file__).name)
-    draw(frame, options.out / "wu_gardner_figure1.png")
+    write_between_marks(options.out / "wu_gardner_figures.md", tables(frame, data, rows), Path(__file__).name)
+    draw(frame, options.figures / "wu_gardner_figure1.png")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from environment import today_and_here
 from iterations import iterates, on_independent_batches, recorded
 from logistic_regression import Logistic
 from pages import measured_on, table, write_between_marks
-from records import Records, Row
+from records import FIGURES, RESULTS, Records, Row
 from rows_models import DESIGNS
 from wu_gardner import Counted
 
@@ -48,7 +48,6 @@ from pymc_ngvi.methods.estimators import pathwise, price
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-OUT = Path(__file__).parents[2] / "docs" / "experiments"
 FIELDS = ("data", "rows", "method", "estimator", "step_size", "seed", "iteration", "loss", "lost", "seconds")
 FIELDS += ("date", "environment")
 #: Columns that name one run.
@@ -250,7 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--sets", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of csv, figures and page")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of csv and tables")
+    parser.add_argument("--figures", type=Path, default=FIGURES)
     options = parser.parse_args(arguments)
     file = options.out / "wu_gardner_figure2.csv"
     for name in options.sets:
@@ -258,9 +258,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Runs(name, Logistic(name, design.x, design.y, design.prior_sd), file).missing()
     rows = Records(file, FIELDS).read()
     frame = _frame(rows)
-    write_between_marks(options.out / "wu_gardner_scale.md", tables(frame, rows), Path(__file__).name)
+    write_between_marks(options.out / "wu_gardner_figures.md", tables(frame, rows), Path(__file__).name)
     for name in frame["data"].unique():
-        draw(frame, name, options.out / f"wu_gardner_figure2_{name}.png")
+        draw(frame, name, options.figures / f"wu_gardner_figure2_{name}.png")
 
 
 if __name__ == "__main__":

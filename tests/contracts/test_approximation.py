@@ -88,7 +88,7 @@ def assert_moments(draws, mean, cov, n_se=4.5):
 def test_sample_has_the_form_of_pymc(python_mode, model, approx):
     with model:
         theirs = pm.fit(n=2, method="advi", progressbar=False, random_seed=1).sample(30, random_seed=1)
-    ours = approx.sample(30, random_seed=1)
+    ours = approx.sample(30, chains=1, random_seed=1)
     assert set(ours.children) == set(theirs.children) | {"sample_stats"}
     assert {"posterior", "observed_data", "constant_data"} <= set(theirs.children)
     for group in set(theirs.children) - {"sample_stats"}:
@@ -108,7 +108,9 @@ def test_sample_has_the_form_of_pymc(python_mode, model, approx):
 
 
 def test_sample_holds_draws_of_q_on_the_constrained_scale(approx):
-    posterior = approx.sample(4_000, random_seed=5, include_transformed=True)["posterior"].to_dataset().isel(chain=0)
+    posterior = (
+        approx.sample(4_000, chains=1, random_seed=5, include_transformed=True)["posterior"].to_dataset().isel(chain=0)
+    )
     names = [v.value_name for v in approx.layout.variables]
     flat = np.concatenate([posterior[name].values.reshape(4_000, -1) for name in names], axis=1)
     assert_moments(flat, approx.mean_flat, approx.q.cov())
@@ -118,7 +120,7 @@ def test_sample_holds_draws_of_q_on_the_constrained_scale(approx):
 
 
 def test_sample_stats_are_the_log_densities_on_the_unconstrained_scale(python_mode, model, approx):
-    tree = approx.sample(5, random_seed=2, include_transformed=True, log_p=True)
+    tree = approx.sample(5, chains=1, random_seed=2, include_transformed=True, log_p=True)
     posterior = tree["posterior"].to_dataset().isel(chain=0)
     logp = model.compile_logp()
     values = [v.value_name for v in approx.layout.variables]
@@ -257,7 +259,7 @@ def test_variables_keep_their_coordinates_whatever_the_orders(python_mode):
         values = pytensor.function([], approx.sample_node([m["b"], m["a"], m["c"]]))()
         for value, expected in zip(values, ([1, 2, 3], 7, 13), strict=True):
             assert_allclose(value, expected, atol=1e-6)
-        assert_allclose(approx.sample(1)["posterior"]["c"], [[13]], atol=1e-6)
+        assert_allclose(approx.sample(1)["posterior"]["c"], 13, atol=1e-6)
 
 
 # -------------------------------------------------------------------- quality
@@ -321,8 +323,8 @@ def test_variables_without_entries(python_mode):
         pm.Deterministic("total", a.sum() + b.sum() + c)
     approx = NGVIApproximation(LogDensity(model), DiagonalState.from_scale(np.zeros(1), np.ones(1)))
     posterior = approx.sample(4)["posterior"]
-    assert posterior["a"].shape == (1, 4, 0)
-    assert posterior["b"].shape == (1, 4, 0, 2)
+    assert posterior["a"].shape == (4, 1, 0)
+    assert posterior["b"].shape == (4, 1, 0, 2)
     assert_allclose(posterior["total"], posterior["c"])
     assert approx.state.std["b"].shape == (0, 2)
     values = pytensor.function([], approx.sample_node([model["a"], model["b"]], size=3))()

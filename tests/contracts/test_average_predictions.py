@@ -104,7 +104,7 @@ def test_groups_are_crossed_and_those_without_rows_have_no_average():
     approx = approximation(model)
     [b] = draws(approx, "b")
     found = averages(approx, by=("time", "group", "x"))["y"].transpose("chain", "draw", "time", "group", "x")
-    expected = np.stack([b, 2 * b, np.full(N_DRAWS, np.nan), 2 * b + 1], axis=1).reshape(-1, 2, 2)
+    expected = np.stack([b, 2 * b, np.full(len(b), np.nan), 2 * b + 1], axis=1).reshape(-1, 2, 2)
     for time in (0, 1):
         np.testing.assert_allclose(found.values[0, :, time], expected, rtol=1e-12)
 
@@ -180,7 +180,7 @@ def test_means_are_those_of_predictions(make, value):
     approx = approximation(model)
     drawn = approx.predict(draws=N_DRAWS, random_seed=3)["predictions"]["y"].mean("y_dim_0")
     ours = averages(approx)["y"]
-    noise = (drawn - ours).values[0]
+    noise = (drawn - ours).values
     assert abs(noise.mean()) < 5 * noise.std() / N_DRAWS**0.5
     assert ours.dtype == np.float64
 

@@ -165,7 +165,7 @@ def test_an_exact_posterior_begins_from_a_fit_that_is_paused():
     assert approx.record.status is Status.PAUSED
     assert approx.record.n_iterations <= 2
     mean, sd = moments_of_curved()
-    u = approx.sample(4_000, random_seed=1).posterior["u"].values[0]
+    u = approx.sample(4_000, chains=1, random_seed=1).posterior["u"].values[0]
     error = 4.0 / np.sqrt(min(approx.checks.effective_size, 4_000))
     assert_allclose((u[:, :2].mean(axis=0) - mean) / sd, 0.0, atol=error)
     approx.gaussian.refine()

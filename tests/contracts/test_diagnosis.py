@@ -3,8 +3,6 @@
 import dataclasses
 import re
 
-from pathlib import Path
-
 import numpy as np
 import pymc as pm
 import pytest
@@ -14,7 +12,6 @@ from gaussian import MEANS, SDS, SEEDS, fit, gaussian_model
 from mixture_posteriors import eight_schools
 from mixture_targets import target
 from numpy.testing import assert_allclose
-from texts import run
 
 import pymc_ngvi
 
@@ -112,7 +109,7 @@ def test_a_fit_that_did_not_converge_says_so():
     with pytest.warns(pymc_ngvi.ConvergenceWarning):
         approx = fit(logistic(), n=1)
     diagnosis = approx.diagnose(draws=1_000, random_seed=1)
-    assert diagnosis.reasons[0].startswith("The fit did not converge (iteration limit)")
+    assert diagnosis.reasons[0].startswith("The fit did not converge: the limit")
     assert "refine(n)" in diagnosis.reasons[0]
 
 
@@ -122,7 +119,7 @@ def test_a_large_gap_is_a_reason_and_a_small_one_is_none():
     for gap, expected in ((0.2, True), (0.002, False)):
         approx.record = dataclasses.replace(record, gap=gap)
         reasons = approx.diagnose(draws=1_000, random_seed=1).reasons
-        assert any("nats away" in reason for reason in reasons) is expected
+        assert any("still to be gained" in reason for reason in reasons) is expected
 
 
 def test_lost_draws_are_a_reason():
@@ -250,10 +247,8 @@ def test_the_report_says_what_is_wrong_where(wrong, monkeypatch):
     assert text.startswith("Not reliable, for 2 reasons:")
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
-    assert "The mean of q is off: draws that are moved towards the posterior drift in `effect[0]` (-1.0" in flat
-    assert (
-        "The standard deviation of q is off: draws that are moved towards the posterior drift in `effect[2]` (+" in flat
-    )
+    assert "Moving draws towards the posterior changes the mean of `effect[0]` (-1.0" in flat
+    assert "Moving draws towards the posterior changes the standard deviation of `effect[2]` (+" in flat
     assert "`level`" not in flat
     assert f"{wrong.n_log_p:,} log densities" in flat
     assert 10_000 < wrong.n_log_p < 10_100  # with those that symmetries take
@@ -264,7 +259,7 @@ def test_the_report_says_what_is_wrong_where(wrong, monkeypatch):
 def test_the_report_of_a_reliable_q_says_what_was_not_looked_for(gaussian):
     diagnosis = NGVIApproximation(gaussian, DiagonalState(MEANS, SDS)).diagnose(draws=1_000, random_seed=1)
     assert diagnosis.reliable
-    assert str(diagnosis).startswith("Approximate, reliable. Other modes were not looked for")
+    assert str(diagnosis).startswith("Exact: the posterior is Gaussian. Other modes were not looked for")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +328,3 @@ def test_fits_to_minibatches_are_not_judged():
         assert np.isnan(diagnosis.by_coordinate["mean_drift"]).all()
         assert "mu" in str(diagnosis)
         assert set(diagnosis.to_dataset().data_vars) == {"mu"}
-
-
-def test_the_examples_of_the_page_run():
-    run((Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text(encoding="utf-8"))

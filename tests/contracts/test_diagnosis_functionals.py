@@ -105,9 +105,9 @@ def minority(z, u):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_minority_of_terrible_draws_is_a_reason(seed, normal):
     diagnosis = diagnosed(normal, minority, seed)
-    (reason,) = [r for r in diagnosis.reasons if "A part of the draws" in r]
-    assert "log p rises by more than 17 nats at" in reason
-    assert "and falls as far at 0." in reason
+    (reason,) = [r for r in diagnosis.reasons if "Some draws are far" in r]
+    assert "raises log p by more than 17 nats at" in reason
+    assert "and lowers it as much at 0." in reason
     assert not diagnosis.reliable
     assert not diagnosed(normal, exactly, seed).reasons
 
@@ -121,7 +121,7 @@ def test_huge_changes_do_not_hide_behind_their_own_error(seed, normal):
 
     diagnosis = diagnosed(normal, very_far, seed)
     assert diagnosis.log_p_drift.value < 6.0 * diagnosis.log_p_drift.se
-    assert any("A part of the draws" in r for r in diagnosis.reasons)
+    assert any("Some draws are far" in r for r in diagnosis.reasons)
 
 
 def test_most_draws_may_drift_where_no_coordinate_does():
@@ -131,7 +131,7 @@ def test_most_draws_may_drift_where_no_coordinate_does():
         pm.MvNormal("x", np.zeros(N_DIM), cov=cov)
     (reason,) = diagnosed(LogDensity(model), exactly, 1).reasons
     assert "joint density is off" in reason
-    assert "as draws are moved, more than 1.8" in reason
+    assert "nats (limit 1.8), though no single parameter" in reason
 
 
 def heavy(z, u):
@@ -161,8 +161,7 @@ def alternating(z, u):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_sum_that_is_wrong_where_coordinates_are_right_is_a_reason(seed, normal):
     diagnosis = diagnosed(normal, alternating, seed)
-    (reason,) = [r for r in diagnosis.reasons if "The standard deviation of Deterministics is off" in r]
-    assert "drift in `total` (+" in reason
+    assert [r for r in diagnosis.reasons if "changes the standard deviation of `total` (+" in r]
     assert not [r for r in diagnosis.reasons if "`x[" in r]
 
 
@@ -197,7 +196,7 @@ def test_predictors_are_compared_where_there_is_no_deterministic(seed):
     apart[0, 1] = apart[1, 0] = 0.98 * np.sqrt(apart[0, 0] * apart[1, 1])
     wrong = NGVIApproximation(approx.density, FullState(approx.mean_flat, np.linalg.cholesky(apart)))
     reasons = wrong.diagnose(random_seed=seed).reasons
-    assert any("standard deviation of linear predictors is off" in r and "the sum of linear" in r for r in reasons)
+    assert any("standard deviation of the sum of linear" in r for r in reasons)
     assert not [r for r in approx.diagnose(random_seed=seed).reasons if "predictor" in r]
 
 
@@ -215,7 +214,7 @@ def test_weights_say_which_limits_are_off(seed, monkeypatch):
     approx = NGVIApproximation(LogDensity(model), DiagonalState(np.array([mean]), np.array([sd])))
     monkeypatch.setattr(making, "_MOVED", 40)  # moved draws tell, too, where they are many
     (reason,) = [r for r in approx.diagnose(draws=10_000, random_seed=seed).reasons if "lower" in r]
-    said = r"lower 89 % limit of q is off: importance weights move it in `x` \(([+-]\d\.\d+)"
+    said = r"mportance weighting changes the lower 89 % limit of `x` \(([+-]\d\.\d+)"
     expected = (stats.skewnorm(alpha).ppf(0.055) - mean) / sd - stats.norm.ppf(0.055)
     assert float(re.search(said, reason)[1]) == pytest.approx(expected, abs=0.1)  # four of its errors
 

@@ -89,7 +89,7 @@ def test_draws_that_are_too_wide_or_too_narrow_are_seen(exact, factor):
     assert np.median(found.moments.measures["sd"].value[2:]) == pytest.approx(1.0 / factor - 1.0, abs=0.1)
     diagnosis = judged(posterior, 1)
     assert diagnosis.verdict == "not reliable"
-    assert "gradients of log p at draws tell of a drift in" in " ".join(diagnosis.reasons)
+    assert "along the gradients of log p changes the" in " ".join(diagnosis.reasons)
 
 
 def test_of_draws_in_the_wrong_order_predictors_tell(exact):

@@ -50,7 +50,7 @@ def assert_interrupted(approx, *undone):
     assert approx.record.undone == undone
     assert all(part in str(approx.summary(100, khat_draws=None)).replace("\n", " ") for part in undone)
     assert "interrupted" in repr(approx).lower()
-    assert approx.sample(5, random_seed=1).posterior.sizes["draw"] == 5
+    assert approx.sample(5, random_seed=1).posterior.sizes["draw"] == 2
 
 
 # --- before there is anything -----------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_in_the_assessment_the_fit_is_kept_with_its_own_figures(rule, options, m
     assert_interrupted(approx, "the assessment of the result", "the search for other modes", *others)
     assert approx.converged
     assert (approx.elbo.value, approx.elbo.se) == (-approx.hist[-1], np.inf)
-    assert "error is not known" in approx.record.closing_line()
+    assert "error is not known" in str(approx.elbo)
     approx.refine(progressbar=False)
     whole = fit_ngvi(**(options | {"posterior": "gaussian"}))
     assert same_bits(approx, whole)

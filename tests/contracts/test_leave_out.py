@@ -300,16 +300,16 @@ def test_log_weights_are_those_of_the_draws_of_the_same_seed():
     model, x = line(y)
     approx = pymc_ngvi.fit_ngvi(model=model, random_seed=1, progressbar=False)
     found = approx.leave_out(random_seed=3)
-    n = found.log_weights.sizes["draw"]
+    n = found.log_weights[..., 0].size
     draws = approx.sample(n, random_seed=3, log_likelihood=True)
-    mean = (draws.posterior["b"].values @ x.T)[0]
-    np.testing.assert_allclose(draws.log_likelihood["y"][0], norm.logpdf(y, mean), rtol=1e-10)
-    weights = np.exp(found.log_weights[0])
-    np.testing.assert_allclose(weights.sum("draw"), 1.0)
+    mean = draws.posterior["b"].values @ x.T
+    np.testing.assert_allclose(draws.log_likelihood["y"], norm.logpdf(y, mean), rtol=1e-10)
+    weights = np.exp(found.log_weights)
+    np.testing.assert_allclose(weights.sum(("chain", "draw")), 1.0)
     precisions = x.T @ x + np.eye(2) / 4 - np.einsum("ni,nj->nij", x, x)
     expected = [x[i] @ np.linalg.solve(precisions[i], x.T @ y - x[i] * y[i]) for i in range(20)]
     # Four errors of draws by which means of rows vary by less than a half.
-    np.testing.assert_allclose((weights.values * mean).sum(axis=0), expected, atol=4 * 0.5 / np.sqrt(n))
+    np.testing.assert_allclose((weights.values * mean).sum(axis=(0, 1)), expected, atol=4 * 0.5 / np.sqrt(n))
 
 
 # --- what is left out ---

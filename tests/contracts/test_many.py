@@ -104,7 +104,7 @@ def test_exact_posteriors_have_a_verdict_and_a_marginal_likelihood():
     found = pymc_ngvi.fit_many(model, [{"y": np.array(k)} for k in range(5)], **QUIET).dataset
     assert set(found.posterior.values) == {"exact"}
     assert set(found.verdict.values) == {"exact"}
-    assert all("Exact up to simulation error" in sentence for sentence in found.sentence.values)
+    assert all("Exact up to Monte Carlo error" in sentence for sentence in found.sentence.values)
     error = found.log_marginal_likelihood - np.log(0.2)
     assert (abs(error) < 5.0 * found.log_marginal_likelihood_se + 1e-3).all()
     np.testing.assert_allclose(found.p.sel(statistic="mean"), (np.arange(5) + 1) / 6, atol=4.0 * 0.2 / 1e3**0.5)
@@ -353,7 +353,7 @@ def test_draws_are_written_where_they_are_wanted(tmp_path):
     files = sorted((tmp_path / "draws").iterdir())
     assert [file.name for file in files] == ["fit_000000.nc", "fit_000001.nc"]
     with xr.open_datatree(files[1]) as tree:
-        assert tree.posterior.sizes["draw"] == 50
+        assert tree.posterior["mu"].shape == (4, 13)
         assert abs(float(tree.posterior["mu"].mean() - many.dataset.mu.sel(fit=1, statistic="mean"))) < 0.5
 
 

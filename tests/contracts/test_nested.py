@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
+import arviz as az
 import cloudpickle
 import numpy as np
 import pymc as pm
@@ -123,13 +124,14 @@ def test_what_users_get(make):
     approx = fitted(make)
     assert approx.is_nested
     assert approx.is_exact
-    assert approx.record.posterior.startswith("Nested: 2 hyperparameters sampled")
-    assert "Exact up to simulation error" in approx.record.posterior
-    assert "Exact up to simulation error" in approx.summary().lines[-1]
+    assert "Exact up to Monte Carlo error" in approx.summary().lines[-1]
     assert np.isfinite(approx.log_marginal_likelihood.value)
     draws = approx.sample(1_000, random_seed=1)
-    assert draws.posterior.sizes["draw"] == 1_000
-    assert draws.posterior.attrs["effective_global_draws"] < draws.posterior.attrs["effective_sample_size"]
+    assert draws.posterior["chain"].size * draws.posterior["draw"].size == 1_000
+    size = draws.posterior.attrs["effective_global_draws"]
+    assert size < draws.posterior.attrs["effective_sample_size"]
+    least = min(float(ess.min()) for ess in az.ess(draws).data_vars.values())  # of hyperparameters, which repeat
+    assert abs(least / size - 1.0) < 0.3
     sd = np.sqrt(np.diag(approx.cov_of([v.name for v in approx.layout.variables[:2]])))
     np.testing.assert_allclose(sd, approx.sd_flat[:2], rtol=1e-6)
 
@@ -153,7 +155,6 @@ def test_moments_are_those_of_draws(make):
 
 def test_a_kernel_that_is_unknown_needs_no_fit_of_all_coordinates():
     approx = fitted(process)
-    assert "Gaussian fits of the latent variables" in approx.record.closing_line()
     assert approx.record.family_reason == "it has the moments of the nested posterior"
     np.testing.assert_allclose(approx._begins_with.mean(), approx.mean_flat)
     np.testing.assert_allclose(approx._begins_with.sd(), approx.sd_flat, rtol=1e-6)

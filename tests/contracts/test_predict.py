@@ -44,7 +44,7 @@ def fitted():
 def values(approx, *args, **options):
     """Return predictions as arrays by name, without the axis of chains."""
     predictions = approx.predict(*args, draws=N_DRAWS, random_seed=3, **options)["predictions"]
-    return {str(name): predictions[name].values[0] for name in predictions.data_vars}
+    return {str(name): np.concatenate(predictions[name].values) for name in predictions.data_vars}
 
 
 # --- levels of groups ---
@@ -77,15 +77,14 @@ def test_new_levels_have_the_variance_of_their_prior_over_draws(fitted):
     found = tree["predictions"]
     assert found["centred"].coords["school"].values.tolist() == ["a", "b", "c", "d", "Z"]
     assert found.attrs["drawn_from_prior"] == "centred, raw"
-    tau, mu = found["tau"].values[0], found["mu"].values[0]
-    z = found["centred"].sel(school="Z").values[0]
+    tau, mu, z = (np.concatenate(of.values) for of in (found["tau"], found["mu"], found["centred"].sel(school="Z")))
     # A scale mixture of normals has heavier tails than a normal, and its variance a larger error.
     expected = (tau**2).mean() + mu.var()
     assert z.var() == pytest.approx(expected, rel=8 * OF_VARIANCE)
     assert np.corrcoef(z, mu)[0, 1] == pytest.approx((mu.var() / expected) ** 0.5, abs=4 * N_DRAWS**-0.5)
     assert found["effect"].sel(school="Z").values.var() == pytest.approx((tau**2).mean(), rel=8 * OF_VARIANCE)
     known = values(fitted, {"x": [0.0], "school_of": ["b"]}, var_names=["centred"])["centred"]
-    np.testing.assert_array_equal(found["centred"].sel(school=["a", "b", "c", "d"]).values[0], known)
+    np.testing.assert_array_equal(np.concatenate(found["centred"].sel(school=["a", "b", "c", "d"]).values), known)
 
 
 def test_each_new_level_has_draws_of_its_own(fitted):
@@ -209,10 +208,10 @@ def test_a_walk_goes_on_with_variance_in_proportion_to_time():
         pm.Normal("y", walk, 0.1, observed=np.zeros(12), dims="time")
     approx = approximation(model)
     tree = approx.predict({"time": np.arange(18)}, var_names=["walk", "scale", "y"], draws=N_DRAWS, random_seed=3)
-    walk, scale = tree["predictions"]["walk"], tree["predictions"]["scale"].values[0]
+    walk, scale = tree["predictions"]["walk"], tree["predictions"]["scale"].values
     known = values(approx, var_names=["walk"])["walk"]
-    np.testing.assert_array_equal(walk.sel(time=TIMES).values[0], known)
-    beyond = walk.sel(time=slice(12, None)).values[0] - known[:, -1:]
+    np.testing.assert_array_equal(np.concatenate(walk.sel(time=TIMES).values), known)
+    beyond = np.concatenate(walk.sel(time=slice(12, None)).values) - known[:, -1:]
     steps = np.arange(1, 7)
     sd = np.sqrt(steps * (scale**2).mean())
     np.testing.assert_allclose(beyond.mean(axis=0), 0.2 * steps, atol=4 * sd.max() * N_DRAWS**-0.5)
@@ -392,9 +391,9 @@ def test_observed_data_follow_the_predictors():
     with pm.Model(coords={"row": range(ROWS)}) as model:
         y, x = pm.Data("y_seen", np.zeros(ROWS), dims="row"), pm.Data("x", np.arange(float(ROWS)), dims="row")
         pm.Normal("y", pm.Normal("slope") * x, observed=y, dims="row")
-    predictions = approximation(model).predict({"x": [1.0, 2.0]}, draws=5)
+    predictions = approximation(model).predict({"x": [1.0, 2.0]}, draws=8)
     assert predictions["predictions"]["y"].dims == ("chain", "draw", "row")
-    assert predictions["predictions"]["y"].shape == (1, 5, 2)
+    assert predictions["predictions"]["y"].shape == (4, 2, 2)
     assert predictions["predictions_constant_data"]["x"].values.tolist() == [1.0, 2.0]
     assert list(predictions["predictions_constant_data"].data_vars) == ["x"]
 
@@ -588,7 +587,7 @@ def test_a_model_without_data_says_so():
     approx = approximation(model)
     with pytest.raises(ValueError, match=r"the model has no pm\.Data"):
         approx.predict({"x": [1.0]})
-    assert approx.predict(draws=7)["predictions"]["y"].shape == (1, 7, 3)
+    assert approx.predict(draws=7)["predictions"]["y"].shape == (4, 2, 3)
 
 
 # --- what an index is of ---
@@ -632,7 +631,7 @@ def test_labels_of_series_go_on_in_steps(name, groups):
         with pytest.raises(ValueError, match=rf"from 19(\.0)? to {last}, and each element is one step"):
             approx.predict({"day": [*range(20), last], "at": [20]}, var_names=[name], groups=groups)
     tree = approx.predict({"day": range(26), "at": [25]}, groups="new", var_names=["y"])
-    assert tree["predictions"]["y"].shape == (1, 1_000, 1)
+    assert tree["predictions"]["y"].shape == (4, 250, 1)
     assert tree["predictions_constant_data"]["at"].values.tolist() == [25]
 
 

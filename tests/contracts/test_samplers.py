@@ -214,7 +214,6 @@ def test_nutpie_starts_where_it_is_told(approx, model):
     [
         ({"chains": 0}, "chains should be a whole number of at least 1; got 0"),
         ({"chains": 2.5}, "chains should be a whole number of at least 1; got 2.5"),
-        ({"chains": True}, "chains should be a whole number of at least 1; got True"),
         ({"covariance": "full"}, "'auto', 'dense' or 'diagonal'; got 'full'"),
     ],
 )

@@ -495,7 +495,7 @@ def test_what_is_read_off_single_rows_is_refused(reference):
 
 
 def test_a_summary_counts_the_rows_of_all_shards(reference):
-    assert f"Number of observations: {models.N_ROWS:,}." in str(reference.summary())
+    assert f"{models.N_ROWS:,} observations." in str(reference.summary())
 
 
 def test_functions_are_applied_where_the_data_are():

@@ -72,7 +72,7 @@ def fit():
 
 
 def moments_of(updated, n=20_000):
-    posterior = updated.sample(n, random_seed=2).posterior
+    posterior = updated.sample(n, chains=1, random_seed=2).posterior
     draws = np.column_stack([posterior["tau"].values[0], posterior["a"].values[0]])
     return draws.mean(axis=0), draws.std(axis=0)
 
@@ -153,7 +153,7 @@ def test_a_walk_goes_on():
 
     approx = pymc_ngvi.fit_ngvi(model=walk(40), random_seed=1, progressbar=False)
     updated = approx.update({"day": list(range(43)), "at": [40, 41, 42], "y": y[40:]}, draws=4_000, random_seed=1)
-    draws = updated.sample(8_000).posterior["w"].values[0]
+    draws = updated.sample(8_000, chains=1).posterior["w"].values[0]
     # All is normal: precision of the walk and of the rows.
     steps = np.eye(43) - np.eye(43, k=-1)
     precision = steps.T @ np.diag([1.0, *[1 / 0.09] * 42]) @ steps + np.eye(43) / 0.25
@@ -229,7 +229,7 @@ def test_new_levels_with_many_rows_are_told_of_or_right(fit):
 def test_what_it_prints(fit):
     updated = fit.update({"index": [0, 1], "y": [0.1, 0.2]})
     text = " ".join(str(updated.summary(1_000)).split())
-    assert text.startswith("Posterior with 2 new rows. Exact up to simulation error (Pareto k-hat of the weights")
+    assert text.startswith("Posterior with 2 new rows. Exact up to Monte Carlo error (effective sample size")
     assert "tau" in text
     assert "a[s0]" not in text
     assert "a[s0]" in str(updated.summary(1_000, group_effects=True))
@@ -249,7 +249,7 @@ def test_what_it_prints(fit):
         ({"index": [0, 1], "y": [1.0]}, ValueError, "can't be evaluated|do not agree|broadcast"),
         ({"index": [0], "y": [np.nan]}, ValueError, "missing values"),
         ({"index": [0], "y": ["x"]}, ValueError, "should be numbers"),
-        (pd.DataFrame({"index": [0], "y": [1.0]}), TypeError, "A DataFrame is for models of Bambi"),
+        (pd.DataFrame({"index": [0], "y": [1.0]}), TypeError, "A DataFrame is for a Bambi model that is known"),
         ({"index": [0], "y": [[1.0]]}, ValueError, "has shape"),
         ({"index": [0], "y": [1.0], "z": [1.0]}, ValueError, "new_data has 'z'"),
         ({"index": [N_GROUPS], "y": [1.0]}, ValueError, "give the labels of all levels"),
@@ -306,7 +306,7 @@ def test_predictors_of_groups_are_those_of_the_fit():
         model=by_region(x, rows["group"], np.append(group, new), np.append(y, y_new)), posterior="exact",
         random_seed=2, progressbar=False,
     )  # fmt: skip
-    ours, theirs = (of.sample(8_000, random_seed=3).posterior["a"].values[0] for of in (updated, again))
+    ours, theirs = (of.sample(8_000, chains=1, random_seed=3).posterior["a"].values[0] for of in (updated, again))
     np.testing.assert_allclose(ours.mean(axis=0), theirs.mean(axis=0), atol=0.1 * theirs.std(axis=0).max())
     np.testing.assert_allclose(ours.std(axis=0), theirs.std(axis=0), rtol=0.1)
     with pytest.raises(ValueError, match="prior of 'a' depends on 'x', which is not what it was in the fit"):
@@ -337,11 +337,11 @@ def test_effects_of_rows_are_new_with_each_row():
         pm.Poisson("y", pm.math.exp(a + 0.1 * predictor + e), observed=y)
         approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
     updated = approx.update({"x": [0.5, 1.0], "y": [7, 0]}, random_seed=1)
-    e = updated.sample(2_000).posterior["e"].values[0]
+    e = updated.sample(2_000, chains=1).posterior["e"].values[0]
     assert e.shape == (2_000, 62)
     assert e[:, 60].mean() > 0.05
     assert e[:, 61].mean() < -0.02
-    assert abs(e[:, :60].mean(axis=0) - approx.sample(2_000).posterior["e"].values[0].mean(axis=0)).max() < 0.1
+    assert abs(e[:, :60].mean(axis=0) - approx.sample(2_000).posterior["e"].values.mean(axis=(0, 1))).max() < 0.1
 
 
 # --- found by trying ---
@@ -409,7 +409,7 @@ def test_groups_without_new_rows_keep_their_tails():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         updated = approx.update({"index": [largest], "y": [y[group == largest][0]]}, random_seed=1)
-    draws = updated.sample(8_000).posterior
+    draws = updated.sample(8_000, chains=1).posterior
     # Given alpha and the mean, a rate has a gamma distribution.
     a, m = draws["alpha"].values[0][:, None], draws["mean"].values[0][:, None]
     shape = a + np.bincount(np.append(group, largest), np.append(y, y[group == largest][0]))
@@ -541,7 +541,7 @@ def test_rows_of_vectors_are_independent(seed):
         return covariance @ np.linalg.inv(cov) @ y.sum(axis=0), covariance
 
     mean, covariance = posterior(y)
-    draws = found.sample(4_000, random_seed=seed).posterior["mu"].values[0]
+    draws = found.sample(4_000, chains=1, random_seed=seed).posterior["mu"].values[0]
     error = np.sqrt(np.diag(covariance) / found.checks.effective_size)
     assert (np.abs(draws.mean(axis=0) - mean) < 5 * error).all()
     before = posterior(y[:40])

@@ -30,23 +30,23 @@ CONDITIONS = {
     (TREES, "khat"): (MOST_KHAT - 0.01, MOST_KHAT + 0.3, "k-hat of the weights of the global parameters is 0.80"),
     (TREES, "effective_size"): (size_asked(4), size_asked(4) - 1.0, "effective size of the draws is 399, below 400"),
     (TREES, "rule_error"): (SLIGHT, SLIGHT + 0.01, "the quadrature has not settled with 9 nodes"),
-    (TREES, "lost"): (MOST_LOST, MOST_LOST + 0.01, "1.5 % of the draws have quadrature nodes off their centres"),
+    (TREES, "lost"): (MOST_LOST, MOST_LOST + 0.01, "1.5 % of the draws have quadrature nodes in the wrong place"),
     (TREES, "elsewhere"): (MOST_SHORT, 0.08, "a group effect has 8 % of its mass at another mode"),
-    (TREES, "effects"): (MOST_SHORT - 1e-6, MOST_SHORT + 0.05, "of draws of one group effect is 8 % off"),
-    (TREES, "sd_error"): (MOST_ERROR, 0.31, "known to 31 % only"),
+    (TREES, "effects"): (MOST_SHORT - 1e-6, MOST_SHORT + 0.05, "of a group effect is wrong by 8 %"),
+    (TREES, "sd_error"): (MOST_ERROR, 0.31, "within 31 % only"),
     (TREES, "tail"): (1_900.0 * LEAST_TAIL, 7.0, "an effective size of 7 draws beyond it, below 38"),
     (TREES, "missed"): (MOST_MOVED, 2.5, "missed"),
-    (TREES, "beyond"): (MOST_BEYOND, 0.9, "90 % of a variance is farther out than all draws"),
+    (TREES, "beyond"): (MOST_BEYOND, 0.9, "90 % of it is beyond all draws"),
     (NESTED, "khat"): (0.51, 0.69, "k-hat"),  # within its error
     (NESTED, "effective_size"): (300.0, 290.0, "the effective size of the hyperparameters is 290, below 300"),
     (NESTED, "variance"): (MOST_VARIANCE, 4.0, "given the hyperparameters, log weights"),
-    (NESTED, "moved"): (MOST_MOVED, 4.0, "move a mean by 4.0"),
+    (NESTED, "moved"): (MOST_MOVED, 4.0, "change a mean by 4.0"),
     (NESTED, "lost"): (0.0, 0.1, "10 % of the hyperparameters"),
     (NESTED, "n_globals"): (15, 16, "the proposal of 16 hyperparameters was learned"),
     (MOVED, "rhat"): (MOST_RHAT, MOST_RHAT + 0.1, "R-hat"),
     (MOVED, "trend"): (4.0, 4.1, "4.1"),
-    (MOVED, "beyond"): (MOST_BEYOND, 0.9, "90 % of a variance is farther out than all draws"),
-    (MOVED, "limit_error"): (MOST_LIMIT_ERROR, 0.3, "a 5 or 95 % limit is known to 0.30 standard deviations only"),
+    (MOVED, "beyond"): (MOST_BEYOND, 0.9, "90 % of it is beyond all draws"),
+    (MOVED, "limit_error"): (MOST_LIMIT_ERROR, 0.3, "a 5 or 95 % quantile is known to 0.30 standard deviations only"),
     (MOVED, "height"): (MOST_HEIGHT, MOST_HEIGHT + 1.0, "narrow peak"),
     (MOVED, "bulk"): (ENOUGH, ENOUGH - 1.0, f"{ENOUGH - 1:,.0f}"),
     (MOVED, "peak"): (1e3, 50.0, "an effective sample size of 50"),
@@ -66,7 +66,7 @@ def test_of_few_draws_it_is_said_how_well_they_know():
         few, fewer = (replace(good, **{name: part * wanted}) for part in (0.26, 0.24))
         if good is TREES:
             few, fewer = replace(few, n_draws=200), replace(fewer, n_draws=200)
-        assert f"Exact, known to {100.0 / np.sqrt(0.26 * wanted):.0f} %" in few.sentence
+        assert f"There are few draws: the {few.shortfalls[0].removeprefix('the ')}." in few.sentence
         assert (few.word, few.is_reliable) == ("exact, few draws", True)
         assert (fewer.word, fewer.is_reliable) == ("not reliable", False)
 
@@ -85,7 +85,7 @@ def test_a_verdict_is_one_of_five():
     assert replace(TREES, found=(remark,)).word == "exact"
     assert replace(TREES, found=(lacks,)).word == "reliable"
     cured = Verdict(found=(bad._replace(cure="Do this."), bad._replace(cure="Do this.")))
-    assert str(cured) == "Not reliable, because x is off; x is off. Do this."
+    assert str(cured) == "Not reliable: x is off; x is off. Do this."
     assert [str(condition) for condition in cured.failed] == ["X is off. Do this."] * 2
 
 
@@ -143,15 +143,12 @@ def test_khat_counts_with_its_error():
 
 
 def test_what_is_said():
-    assert TREES.sentence == "Exact up to simulation error (effective sample size 1,900), of the mode that was found."
-    assert "a standard deviation" not in replace(TREES, sd_error=SLIGHT).sentence
-    assert "1,900; a standard deviation is known to 9 % only)" in replace(TREES, sd_error=0.09).sentence
-    assert "Exact up to simulation error" in NESTED.sentence
-    assert "Exact, known to 6 % by weights" in replace(NESTED, effective_size=290.0).sentence
-    assert "Approximate, reliable: " in replace(NESTED, variance=4.0, error=0.05).sentence
-    assert "limits known to 0.03 standard deviations" in MOVED.sentence
-    assert "limits known to 0.11 standard deviations" in replace(MOVED, limit_error=0.11).sentence
-    assert "Not reliable, because k-hat" in replace(NESTED, khat=0.9, effective_size=50.0).sentence
+    assert TREES.sentence == "Exact up to Monte Carlo error (effective sample size 1,900); one mode found."
+    assert "Exact up to Monte Carlo error" in NESTED.sentence
+    assert Verdict(is_same=True).sentence == "Exact: the posterior is Gaussian."
+    assert "There are few draws: " in replace(NESTED, effective_size=290.0).sentence
+    assert "A reliable approximation, not exact: given" in replace(NESTED, variance=4.0, error=0.05).sentence
+    assert "Not reliable: k-hat" in replace(NESTED, khat=0.9, effective_size=50.0).sentence
 
 
 # --- heavy tails ---

@@ -37,7 +37,7 @@ def main() -> None:
     np.testing.assert_allclose(approx.sd_flat, PRECISION**-0.5, rtol=1e-8)
 
     posterior = approx.sample(2_000, random_seed=1)["posterior"]
-    assert dict(posterior.sizes) == {"chain": 1, "draw": 2_000}
+    assert dict(posterior.sizes) == {"chain": 4, "draw": 500}
     # Four Monte Carlo errors.
     assert abs(posterior["mu"].mean() - Y.sum() / PRECISION) < 4 * (PRECISION * 2_000) ** -0.5
     assert "mu" in str(approx.summary())

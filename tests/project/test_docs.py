@@ -12,35 +12,38 @@ from pymc_ngvi import NGVI, NGVIApproximation, fit_many
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.fitting.options import ALLOWED, AUTO, AXES, RULES, choose
 
-CHOOSING = DOCS / "choosing.md"
-FOLDERS = {"family": "families", "update": "updates", "estimator": "estimators", "step": "steps"}
+PAGES = {"family": "families.md", "update": "updates.md", "estimator": "estimators.md", "step": "steps.md"}
 ENTRIES = [(axis, name) for axis in AXES for name in AXES[axis]]
-PAGES = {(axis, name): DOCS / FOLDERS[axis] / f"{name}.md" for axis, name in ENTRIES}
 #: The family that implies a rule, by the rule.
 BY_RULE = {family.traits.own_rule: name for name, family in FAMILIES.items() if family.traits.own_rule}
 OPTIONS = {*inspect.signature(NGVI.__init__).parameters, *inspect.signature(NGVI.fit).parameters} - {"unknown"}
-OF_MANY = set(inspect.signature(fit_many).parameters)
 OF_METHODS = {
     parameter
     for name, method in inspect.getmembers(NGVIApproximation, inspect.isfunction)
     if not name.startswith("_")
     for parameter in inspect.signature(method).parameters
-}
+} | set(inspect.signature(fit_many).parameters)
 
-each_page = pytest.mark.parametrize(("axis", "name"), ENTRIES, ids=lambda value: value)
+each_entry = pytest.mark.parametrize(("axis", "name"), ENTRIES, ids=lambda value: value)
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def test_there_is_one_page_for_each_entry_and_no_other():
-    found = {path for folder in FOLDERS.values() for path in (DOCS / folder).glob("*")}
-    assert found == set(PAGES.values())
+def of_entry(axis, name):
+    return section(DOCS / PAGES[axis], f"`{name}`")
 
 
-@each_page
-def test_a_page_says_what_goes_with_it(axis, name):
-    listed = dict(re.findall(r"^- (\w+): (.+?)(?=^- |\n\n)", section(PAGES[axis, name], "Goes with"), re.M | re.S))
+@pytest.mark.parametrize("axis", AXES)
+def test_a_page_has_one_section_for_each_entry_and_begins_with_all_of_them(axis):
+    before, *found = re.split(r"^## `(\w+)`$", (DOCS / PAGES[axis]).read_text(encoding="utf-8"), flags=re.M)
+    assert set(re.findall(r"\| \[`(\w+)`\]\(#\1\)", before)) == set(found[::2]) == set(AXES[axis])
+
+
+@each_entry
+def test_a_section_says_what_goes_with_its_entry(axis, name):
+    (said,) = re.findall(r"^\*\*Goes with\*\* (.+?)\.\s", of_entry(axis, name), re.M | re.S)
+    listed = dict(part.split(":", 1) for part in re.split(r";\s", said))
     at = list(AXES).index(axis)
     for i, other in enumerate(AXES):
         if other != axis:
@@ -49,30 +52,29 @@ def test_a_page_says_what_goes_with_it(axis, name):
     assert not listed
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_the_page_of_a_step_rule_or_of_its_family_lists_the_options_that_it_takes(rule):
-    page = PAGES["step", rule] if rule in AXES["step"] else PAGES["family", BY_RULE[rule]]
-    listed = [words(row[0])[0] for row in rows(section(page, "Options"))]
-    assert sorted(listed) == sorted(RULES[rule].takes)
+def test_tables_list_the_options_that_step_rules_take():
+    """Of all rules in one table, with dashes for what is refused; of those that a family implies, in its section."""
+    table = section(DOCS / PAGES["step"], "Options")
+    options = words(table.split("| rule", 1)[1].split("\n", 1)[0])
+    listed = {
+        words(rule)[0]: {options[i] for i, cell in enumerate(cells) if cell != "-"} for rule, *cells in rows(table)
+    }
+    for rule, family in BY_RULE.items():
+        listed[rule] = {words(row[0])[0] for row in rows(of_entry("family", family)) if words(row[0])} - {"components"}
+    assert listed == {rule: set(kind.takes) for rule, kind in RULES.items()}
 
 
-@each_page
-def test_the_example_of_a_page_is_of_its_entry(axis, name):
-    assert any(f'{axis}="{name}"' in block for block in blocks(PAGES[axis, name].read_text(encoding="utf-8")))
+@each_entry
+def test_the_example_of_a_section_is_of_its_entry(axis, name):
+    assert any(f'{axis}="{name}"' in block for block in blocks(of_entry(axis, name)))
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def test_choosing_links_to_every_page():
-    links = re.findall(r"\]\(([^)#]+)\)", CHOOSING.read_text(encoding="utf-8"))
-    linked = {(DOCS / link).resolve() for link in links}
-    assert set(PAGES.values()) <= linked
-
-
 def test_the_table_of_what_goes_with_what_is_the_registry():
     listed = []
-    for update, estimators, families, steps in rows(section(CHOOSING, "What goes with what")):
+    for update, estimators, families, steps in rows(section(DOCS / "choosing.md", "What goes with what")):
         own = [FAMILIES[family].traits.own_rule for family in words(families)]
         listed += itertools.product(words(families), words(update), words(estimators), words(steps) or own)
     assert len(listed) == len(set(listed))
@@ -81,23 +83,26 @@ def test_the_table_of_what_goes_with_what_is_the_registry():
 
 def test_what_is_chosen_for_one_word():
     listed = {}
-    for given, *chosen in rows(section(CHOOSING, "What is chosen")):
+    for given, *chosen in rows(section(DOCS / "choosing.md", "What is chosen")):
         axis, name = re.fullmatch(r'`(\w+)="(\w+)"`', given).groups()
         listed[axis, name] = tuple(word for cell in chosen for word in words(cell))
-    assert listed == {(axis, name): tuple(choose(**{axis: name}).given().values()) for axis, name in ENTRIES}
+    usual = choose().given()
+    chosen = {(axis, name): choose(**{axis: name}).given() for axis, name in ENTRIES}
+    assert listed == {key: tuple(of.values()) for key, of in chosen.items() if {**of, key[0]: usual[key[0]]} != usual}
 
 
-def test_the_options_in_choosing_go_with_what_it_says():
-    listed = {words(row[0])[0]: row[1] for row in rows(section(CHOOSING, "Options"))}
+def test_the_options_of_single_methods_go_with_what_the_page_says():
+    listed = {words(row[0])[0]: row[1] for row in rows(section(DOCS / "options.md", "Of single methods"))}
     assert set(listed) <= OPTIONS
     for name, rule_names in listed.items():
         takes = {BY_RULE.get(rule, rule) for rule, kind in RULES.items() if name in kind.takes}
         if takes:
             named = set(words(rule_names))
-            but = rule_names.startswith("all")
-            assert takes == ({BY_RULE.get(rule, rule) for rule in RULES} - named if but else named), name
+            assert named == ({*AXES["step"], *BY_RULE.values()} - takes if rule_names.startswith("all") else takes), (
+                name
+            )
     of_rules = set().union(*(kind.takes for kind in RULES.values()))
-    assert of_rules | {"tol", "stl", "factor", "blocks", "reparam", "components"} == set(listed)
+    assert of_rules | {"stl", "factor", "blocks", "components"} == set(listed)
 
 
 # --- methods, options, readme -----------------------------------------------------------------------------------------
@@ -117,12 +122,11 @@ def test_the_page_of_options_lists_every_one():
 
 
 def test_the_examples_of_the_readme_run_as_pasted():
-    """The first needs a model, which the other one makes."""
-    first, other = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    """That by Bambi goes on from that by PyMC."""
     scope = {"__name__": "__main__"}
-    for block in (other, first):
+    for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")):
         exec(compile(block, "README.md", "exec"), scope)
-    assert scope["approx"].is_exact
+        assert scope["approx"].is_exact
     assert set(scope["posterior"].posterior.data_vars) >= {"intercept", "slope", "sd", "effect"}
 
 
@@ -132,7 +136,11 @@ TEXTS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("path", [*TEXTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    [*TEXTS, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "tests" / "benchmarks" / "results").glob("*.md"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_links_point_to_files_and_headings_that_exist(path):
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     broken = []
@@ -159,8 +167,8 @@ def test_options_in_a_text_exist(path):
     ]
     calls = [call for block in blocks(text) for call in re.findall(r"pm\.fit\((.*?)\)\n", block, flags=re.S)]
     in_calls = [name for call in calls for name in re.findall(r"(\w+)=", call)]
-    elsewhere = {"method", "total_size", "inference_method", "centered", "noncentered"}
-    assert set(inline + in_calls) <= OPTIONS | OF_MANY | OF_METHODS | elsewhere
+    elsewhere = {"method", "total_size", "inference_method", "include_response_params", "centered", "noncentered"}
+    assert set(inline + in_calls) <= OPTIONS | OF_METHODS | elsewhere
     without_bambi = re.sub(r"bmb\.Model\(.*\)", "", text)  # its family is that of the likelihood
     for axis, value in re.findall(r'\b(family|update|estimator|step)="(\w+)"', without_bambi):
         assert value in AXES[axis] or (axis, value) == ("family", AUTO), f"{axis}={value}"

@@ -10,9 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: Where a figure stands, what it is of, and how it is rounded.
 QUOTED = [
-    ("README.md", r"busy cores: \*\*([\d.]+) s\*\*", ("epilepsy", "ngvi", "cold"), 0),
-    ("README.md", r"NUTS takes ([\d.]+) s", ("epilepsy", "nutpie", "cold"), 0),
-    ("README.md", r"ADVI ([\d.]+) s", ("epilepsy", "advi", "cold"), 0),
     ("docs/benchmarks.md", r"takes ([\d.]+) s on epilepsy", ("epilepsy", "ngvi_gaussian", "cold"), 1),
     ("docs/benchmarks.md", r"([\d.]+) s on German credit", ("german", "ngvi_gaussian", "cold"), 1),
     ("docs/benchmarks.md", r"([\d.]+) s on heart", ("heart", "ngvi_gaussian", "cold"), 1),
@@ -21,7 +18,7 @@ QUOTED = [
 
 @pytest.fixture(scope="module")
 def measured():
-    with (ROOT / "docs" / "benchmarks" / "compare.csv").open() as file:
+    with (ROOT / "tests" / "benchmarks" / "results" / "compare.csv").open() as file:
         return {(row["model"], row["method"], row["cache"]): row for row in csv.DictReader(file)}
 
 

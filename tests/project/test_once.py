@@ -35,21 +35,6 @@ def test_others_do_not(other):
     assert not np.array_equal(values[0], others[0])
 
 
-def test_data_that_can_change_are_told_apart():
-    def model():
-        with pm.Model() as model:
-            pm.Normal("y", pm.Normal("mu") + pm.Normal("a"), observed=pm.Data("data", [0.3, 0.4]))
-        return model
-
-    first, second = model(), model()
-    values, function = function_of(first)
-    with second:
-        pm.set_data({"data": [1.3, 0.4]})
-    others, another = function_of(second)
-    assert another is not function
-    assert not np.array_equal(values[0], others[0])
-
-
 def test_simplified_graphs_are_those_of_the_model_and_give_the_same_bits(once):
     density = LogDensity(regression(), "quick")
     kept = LogDensity(regression(), "quick")
@@ -74,9 +59,3 @@ def test_functions_that_are_asked_for_in_another_way_are_others(options):
     first, same, other = (pytensor.function([x], 2.0 * x, **given) for given in ({}, {}, options))
     assert first is same
     assert first is not other
-
-
-def test_what_counts_its_calls_is_compiled_for_each():
-    counts = [pytensor.shared(0.0, "count") for _ in range(2)]
-    functions = [pytensor.function([], count, updates=[(count, count + 1.0)]) for count in counts]
-    assert [float(functions[k]()) for k in (0, 0, 1)] == [0.0, 1.0, 0.0]

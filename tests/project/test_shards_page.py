@@ -21,7 +21,7 @@ def test_a_script_of_the_page_runs(script, tmp_path):
     (tmp_path / "shops.py").write_text(f"{before}\n\n{script}")
     done = subprocess.run([sys.executable, "shops.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "Exact up to simulation error" in done.stdout
+    assert "Exact up to Monte Carlo error" in done.stdout
 
 
 @pytest.mark.slow

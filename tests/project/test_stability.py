@@ -9,7 +9,7 @@ import pytest
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from texts import API, DOCS, ROOT, documented, read, toctrees
+from texts import API, DOCS, OF_RESULTS, ROOT, documented, read, toctrees
 
 import pymc_ngvi
 
@@ -52,7 +52,7 @@ def test_what_is_provisional_is_there_and_in_the_reference(name):
     if owner == "pymc_ngvi":
         assert any(getattr(pymc_ngvi, last) is one for one in documented())
     elif owner == "approx":
-        assert f"   NGVIApproximation.{last}\n" in read(API / "approximation.md")
+        assert last in OF_RESULTS
     elif value:
         assert value.strip('"') in VALUES[option]
     else:
@@ -89,7 +89,7 @@ def test_ranges_are_those_of_the_package():
 def test_what_is_tested_is_what_is_promised():
     """Where the first PyMC is installed, the makefile takes the last, and the other way round."""
     pythons = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
-    pymcs = re.search(r"([\d., and]+) are tested", read(DOCS / "install.md"))[1].strip().split(" and ")
+    pymcs = re.search(r"([\d., and]+) are tested", read(DOCS / "quickstart.md"))[1].strip().split(" and ")
     for name, promised in (("Python", pythons), ("PyMC", pymcs)):
         assert re.findall(r"\d+\.\d+", SUPPORTED[name][1]) == promised
         matrices = re.findall(rf"{name.lower()}-version: \[(.*)\]", WORKFLOW)
@@ -101,6 +101,15 @@ def test_what_is_tested_is_what_is_promised():
     assert f"pymc>={pymcs[0]},<7" in PROJECT["dependencies"]
 
 
+def test_the_conda_recipe_asks_for_what_the_package_does():
+    """By conda's names: those with `-base` come without a compiler."""
+    recipe = read(ROOT / ".github" / "conda" / "recipe.yaml")
+    asked = re.search(r"  run:\n    - python .+\n((?:    - .+\n)+)", recipe)[1]
+    lines = re.findall(r"- (.+)", re.sub(r"(pymc|pytensor)-base", r"\1", asked))
+    assert list(map(Requirement, lines)) == list(map(Requirement, PROJECT["dependencies"]))
+    assert f'version: "{pymc_ngvi.__version__}"' in recipe
+
+
 # --- releases ---------------------------------------------------------------------------------------------------------
 
 
@@ -110,6 +119,11 @@ def test_dates_of_the_changelog_go_down_and_only_the_first_version_may_have_none
     assert "unreleased" not in dates[1:]
     released = [datetime.date.fromisoformat(date) for date in dates if date != "unreleased"]
     assert released == sorted(released, reverse=True)
+
+
+def test_addresses_are_those_of_the_project():
+    cited = dict(re.findall(r'^([\w-]+): "?([^"\n]+)', read(ROOT / "CITATION.cff"), flags=re.MULTILINE))
+    assert (cited["repository-code"], cited["url"]) == (PROJECT["urls"]["Repository"], PROJECT["urls"]["Documentation"])
 
 
 # --- the site ---------------------------------------------------------------------------------------------------------

@@ -1,11 +1,17 @@
-"""Bambi models: the method by name, and the intercept of the draws where Bambi's own functions look for it."""
+"""Bambi models: the method by name, results that are Bambi's own parameters, and predictions."""
 
+import cloudpickle
 import numpy as np
 import pandas as pd
+import pymc as pm
 import pytest
 import xarray as xr
 
-from pymc_ngvi import NGVIApproximation, Status, uncentre_bambi_intercept
+from pymc.model.fgraph import clone_model
+
+import pymc_ngvi
+
+from pymc_ngvi import NGVIApproximation
 
 bambi = pytest.importorskip("bambi", reason="bambi is in the dependency group test")
 
@@ -50,74 +56,105 @@ FORMULAS = {
     "no-intercept": ("y ~ 0 + x + z", {}),
     "intercept-only": ("y ~ 1", {}),
     "not-centred": ("y ~ x", {"center_predictors": False}),
+    "splines": ("y ~ bs(x, df=4) + C(kind)", {}),
+    "distributional": (bambi.Formula("y ~ x + kind", "sigma ~ z"), {}),
+    "classes": ("kind ~ x + group", {"family": "categorical"}),
     "logistic": ("hit ~ x + kind", {"family": "bernoulli"}),
 }
 
 
 @pytest.mark.parametrize(("formula", "options"), FORMULAS.values(), ids=FORMULAS)
-def test_predictions_are_those_of_the_pymc_model(data, formula, options):
-    """The PyMC model itself gives the mean of each draw as a Deterministic: with its own, centred, intercept."""
+def test_draws_are_of_bambis_own_parameters(data, formula, options):
+    """The PyMC model gives the parameters of each row as Deterministics; Bambi computes them from the draws."""
     model, approx = fitted(formula, data, **options)
-    draws = approx.sample(20, random_seed=2)
-    parent = "p" if "family" in options else "mu"
-    expected = draws["posterior"][parent]
-    predicted = model.predict(uncentre_bambi_intercept(model, draws), inplace=False)["posterior"][parent]
-    # Bambi's model of an intercept alone has one mean for all rows, without their dimension.
-    expected = expected.values if expected.dims == predicted.dims else np.broadcast_to(expected, predicted.shape)
-    np.testing.assert_allclose(predicted, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_every_component_is_moved(data):
-    formula = bambi.Formula("y ~ x + kind", "sigma ~ z")
-    model, approx = fitted(formula, data)
-    draws = approx.sample(20, random_seed=2)
-    moved = uncentre_bambi_intercept(model, draws)["posterior"]
-    before = draws["posterior"]
-    np.testing.assert_allclose(
-        moved["sigma_Intercept"], before["sigma_Intercept"] - before["sigma_z"] * data["z"].mean()
-    )
-    kinds = [float((data["kind"] == kind).mean()) for kind in before["kind_dim"].values]
-    expected = before["Intercept"] - before["x"] * data["x"].mean() - (before["kind"] * kinds).sum("kind_dim")
-    np.testing.assert_allclose(moved["Intercept"], expected)
-    for name in ("x", "kind", "sigma_z"):
-        xr.testing.assert_equal(moved[name], before[name])
+    draws = approx.sample(20, random_seed=2)["posterior"]
+    of_rows = [d.name for d in approx.model.deterministics if d.name in model.family.likelihood.params]
+    assert not any(name in of_rows or name.endswith("_offset") for name in draws.data_vars)
+    expected = approx.sample(20, random_seed=2, var_names=of_rows)["posterior"]
+    predicted = model.predict(approx.sample(20, random_seed=2), inplace=False)["posterior"]
+    for name in of_rows:
+        # Bambi's model of an intercept alone has one mean for all rows, without their dimension.
+        values = np.broadcast_to(expected[name].values, predicted[name].shape)
+        np.testing.assert_allclose(predicted[name], values, rtol=1e-9, atol=1e-12)
 
 
 def test_dims_are_in_the_order_of_bambi(data):
-    model, approx = fitted("y ~ x + (0 + kind | group)", data)
-    moved = uncentre_bambi_intercept(model, approx.sample(5, random_seed=2))["posterior"]
+    _, approx = fitted("y ~ x + (0 + kind | group)", data)
+    moved = approx.sample(5, random_seed=2)["posterior"]
     assert moved["kind|group"].dims == ("chain", "draw", "kind__expr_dim", "group__factor_dim")
 
 
-def test_draws_are_moved_once_and_not_in_place(data, tmp_path):
-    model, approx = fitted("y ~ x", data)
-    draws = approx.sample(5, random_seed=2)
-    before = draws["posterior"]["Intercept"].copy()
-    once = uncentre_bambi_intercept(model, draws)
-    xr.testing.assert_equal(draws["posterior"]["Intercept"], before)
-    xr.testing.assert_equal(
-        uncentre_bambi_intercept(model, once)["posterior"].to_dataset(), once["posterior"].to_dataset()
-    )
-    once.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
-    with xr.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
-        again = uncentre_bambi_intercept(model, read)["posterior"]["Intercept"]
-        xr.testing.assert_equal(again, once["posterior"]["Intercept"])
+def test_every_result_has_the_intercept_of_least_squares(data, tmp_path):
+    model = bambi.Model("y ~ x + z", data, auto_scale=False)
+    flat = bambi.Prior("Normal", mu=0.0, sigma=1e5)
+    model.set_priors({"x": flat, "z": flat, "Intercept": flat, "sigma": bambi.Prior("Normal", mu=0.5, sigma=1e-5)})
+    model.build()
+    approx = pm.fit(method="ngvi", model=model.backend.model, random_seed=1, **QUIET)
+    design = np.column_stack([np.ones(len(data)), data["x"], data["z"]])
+    cov = 0.25 * np.linalg.inv(design.T @ design)
+    mean, sd = (np.linalg.lstsq(design, data["y"])[0])[0], cov[0, 0] ** 0.5
+    approx.save(tmp_path / "fit.nc", random_seed=1)
+    file = xr.open_datatree(tmp_path / "fit.nc", engine="h5netcdf")
+    again = pymc_ngvi.load(tmp_path / "fit.nc", model.backend.model)
+    sent = cloudpickle.loads(cloudpickle.dumps(approx))
+    entry = {"y": data["y"].to_numpy()}
+    many = pymc_ngvi.fit_many(model.backend.model, [entry], var_names=["Intercept"], random_seed=1, progressbar=False)
+    table = approx.summary(round_to="none")
+    state = approx.state
+    pairs = [(of.mean_data["Intercept"], of.std_data["Intercept"]) for of in (approx, again, sent, approx.gaussian)]
+    pairs += [(state.mean["Intercept"], state.std["Intercept"]), file["unconstrained"]["Intercept"].values]
+    pairs += [
+        (of["Intercept"].mean(), of["Intercept"].std()) for of in (file["posterior"], approx.sample(2_000)["posterior"])
+    ]
+    pairs += [
+        many.dataset["Intercept"].values[0][:2],
+        (table.table.loc["Intercept", "mean"], table.table.loc["Intercept", "sd"]),
+    ]
+    for value, error in pairs:
+        assert abs(float(value) - mean) < 0.15 * sd
+        assert float(error) == pytest.approx(sd, rel=0.12)
+    correlation = approx.cov_of(["Intercept", "z"]).values / np.sqrt(np.outer(np.diag(cov), np.diag(cov)))[::2, ::2]
+    assert correlation[0, 1] == pytest.approx(cov[0, 2] / (cov[0, 0] * cov[2, 2]) ** 0.5, abs=0.05)
 
 
-def test_what_is_not_of_the_model_is_refused(data):
-    model, approx = fitted("y ~ x", data)
-    draws = approx.sample(5)
-    with pytest.raises(TypeError, match=r"should be a bambi\.Model; got Model"):
-        uncentre_bambi_intercept(approx.model, draws)
-    with pytest.raises(ValueError, match=r"not built: call model\.build\(\)"):
-        uncentre_bambi_intercept(bambi.Model("y ~ x", data), draws)
-    with pytest.raises(TypeError, match=r"as approx\.sample\(2_000\) returns it; got Dataset"):
-        uncentre_bambi_intercept(model, draws["posterior"].to_dataset())
-    with pytest.raises(ValueError, match="no group 'posterior'"):
-        uncentre_bambi_intercept(model, xr.DataTree())
-    other, _ = fitted("y ~ x + z", data)
-    with pytest.raises(ValueError, match=r"The posterior has no 'z': these are not draws from the model 'y ~ x \+ z'"):
-        uncentre_bambi_intercept(other, draws)
+def test_a_slope_with_a_bound_has_moments_of_draws(data):
+    _, approx = fitted("y ~ x", data, n=10_000, priors={"x": bambi.Prior("HalfNormal", sigma=1.0)})
+    draws = approx.sample(4_000, random_seed=3)["posterior"]["Intercept"]
+    assert abs(float(approx.mean_data["Intercept"] - draws.mean())) < 0.1 * float(draws.std())
+    variance = approx.cov_of("Intercept").item()
+    assert [variance**0.5, float(approx.std_data["Intercept"])] == pytest.approx([float(draws.std())] * 2, rel=0.1)
+
+
+def test_a_copy_of_the_pymc_model_is_warned_of(data):
+    copy = clone_model(fitted("y ~ x", data)[1].model)
+    with pytest.warns(UserWarning, match="those at mean predictors, not at predictors of zero"):
+        pymc_ngvi.fit_ngvi(model=copy, n=0, **QUIET)
+
+
+def test_models_of_other_packages_are_fitted_by_one_call(data):
+    model = bambi.Model("y ~ x", data)
+    assert pymc_ngvi.fit_model(model, n=0, random_seed=1, **QUIET).mean_data.equals(fitted("y ~ x", data)[1].mean_data)
+    with pytest.raises(TypeError, match="has its data already"):
+        pymc_ngvi.fit_model(model, data)
+    with pytest.raises(TypeError, match=r"should be a bambi\.Model or a model of pymc-marketing"):
+        pymc_ngvi.fit_model(model.backend.model)
+
+    class Builder:
+        def build_model(self, y):
+            with pm.Model() as self.model:
+                pm.Normal("y", pm.Normal("mu", 0.0, 10.0), 1.0, observed=y)
+
+        def fit(self, y, *, method, random_seed, sample_kwargs):
+            self.build_model(y)
+            with self.model:
+                self.idata = pm.fit(method=method, random_seed=random_seed).sample(**sample_kwargs)
+
+    builder = Builder()
+    approx = pymc_ngvi.fit_model(builder, np.full(4, 3.0), draws=50, random_seed=1, **QUIET)
+    assert type(approx) is NGVIApproximation
+    assert dict(builder.idata["posterior"].sizes) == {"chain": 4, "draw": 13}
+    with builder.model:
+        assert not isinstance(pm.fit(n=1, method="advi", progressbar=False), NGVIApproximation)
 
 
 def test_options_arrive_through_bambi(data):
@@ -126,7 +163,6 @@ def test_options_arrive_through_bambi(data):
         model.fit(inference_method="vi", method="ngvi", obj_n_mc=5, **QUIET)
     approx = model.fit(inference_method="vi", method="ngvi", n=0, start={"x": 3.0}, family="diagonal", **QUIET)
     assert type(approx) is NGVIApproximation
-    assert (approx.status, approx.record.family) == (Status.NOT_STARTED, "diagonal")
     assert float(approx.mean_data["x"]) == 3.0
 
 
@@ -135,7 +171,7 @@ def test_options_arrive_through_bambi(data):
 
 @pytest.fixture(scope="module")
 def by_group(data):
-    return fitted("y ~ x + (1 | group) + (x | group:kind)", data)
+    return fitted(bambi.Formula("y ~ x + (1 | group) + (x | group:kind)", "sigma ~ (1 | group)"), data)
 
 
 def new_rows(**columns):
@@ -164,84 +200,69 @@ def test_rows_are_predicted_as_bambi_does(data, formula, options, parent):
     )
     for rows in (data.iloc[[3]], data.iloc[[3, 20, 40]]):  # one row has no axes to lose
         rows = rows.assign(trials=5)
-        found = approx.predict(rows, bambi_model=model, draws=50, random_seed=2)["predictions"]
-        draws = uncentre_bambi_intercept(model, approx.sample(50, random_seed=2))
+        found = approx.predict(rows, draws=48, random_seed=2)["predictions"]
+        draws = approx.sample(48, random_seed=2)
         expected = model.predict(draws, data=rows.reset_index(drop=True), inplace=False)["posterior"][parent]
         np.testing.assert_allclose(found[parent], expected, rtol=1e-9, atol=1e-12)
         [response] = {*found.data_vars} - {*expected.to_dataset(), *draws["posterior"].data_vars}
-        assert found[response].shape == (1, 50, len(rows))
+        assert found[response].shape == (4, 12, len(rows))
 
 
 def test_new_groups_are_drawn_from_their_prior(by_group):
     """Rows of one new group have one effect, those of another have their own; Bambi gives both the same one."""
-    model, approx = by_group
+    _, approx = by_group
     rows = new_rows(group=["p", "new", "other", "new", "p"], kind=["a", "a", "a", "a", "none"])
     with pytest.raises(
         ValueError, match=r"levels 'new', 'other' along dim 'group__factor_dim' that were not in the fit"
     ):
-        approx.predict(rows, bambi_model=model)
+        approx.predict(rows)
     n = 4_000
-    found = approx.predict(rows, bambi_model=model, groups="new", draws=n, random_seed=2)["predictions"]
-    mu = found["mu"].values[0]
+    found = approx.predict(rows, groups="new", draws=n, random_seed=2)["predictions"]
+    assert set(found.data_vars) == {"mu", "sigma", "y"}
+    mu = np.concatenate(found["mu"].values)
     np.testing.assert_array_equal(mu[:, 1], mu[:, 3])
-    draws = uncentre_bambi_intercept(model, approx.sample(n, random_seed=2))["posterior"]
-    common = (draws["Intercept"] + 30.0 * draws["x"]).values[0]
-    sds = [draws[name].values[0] for name in ("1|group_sigma", "1|group:kind_sigma", "x|group:kind_sigma")]
+    draws = approx.sample(n, random_seed=2)["posterior"]
+    common = (draws["Intercept"] + 30.0 * draws["x"]).values.ravel()
+    sds = [draws[name].values.ravel() for name in ("1|group_sigma", "1|group:kind_sigma", "x|group:kind_sigma")]
     apart = (mu[:, [1, 2]] - common[:, None]) / np.sqrt(sds[0] ** 2 + sds[1] ** 2 + 900.0 * sds[2] ** 2)[:, None]
     # Standard normal given the parameters: errors of a mean, a variance and a correlation of n draws.
     np.testing.assert_allclose(apart.mean(axis=0), 0.0, atol=4 * n**-0.5)
     np.testing.assert_allclose(apart.var(axis=0), 1.0, rtol=5 * (2 / n) ** 0.5)
     assert abs(np.corrcoef(apart.T)[0, 1]) < 4 * n**-0.5
-    effect = draws["1|group"].sel(group__factor_dim="p").values[0]
+    effect = draws["1|group"].sel(group__factor_dim="p").values.ravel()
     within = (mu[:, 4] - common - effect) / np.sqrt(sds[1] ** 2 + 900.0 * sds[2] ** 2)  # a known group, and a new pair
     assert within.var() == pytest.approx(1.0, rel=5 * (2 / n) ** 0.5)
 
 
 def test_average_groups_are_those_of_common_effects_alone(by_group):
-    model, approx = by_group
+    _, approx = by_group
     rows = new_rows(group=["p", "new"], kind=["a", "b"])
-    found = approx.predict(rows, bambi_model=model, groups="average", var_names="mu", draws=50, random_seed=2)
-    draws = uncentre_bambi_intercept(model, approx.sample(50, random_seed=2))["posterior"]
-    expected = (draws["Intercept"] + 30.0 * draws["x"]).values[0]
-    np.testing.assert_allclose(found["predictions"]["mu"].values[0], np.stack([expected] * 2, axis=1), rtol=1e-9)
+    found = approx.predict(rows, groups="average", var_names="mu", draws=50, random_seed=2)
+    draws = approx.sample(50, random_seed=2)["posterior"]
+    expected = (draws["Intercept"] + 30.0 * draws["x"]).values
+    np.testing.assert_allclose(found["predictions"]["mu"], np.stack([expected] * 2, axis=2), rtol=1e-9)
     assert list(found["predictions"].data_vars) == ["mu"]
 
 
-def test_groups_of_every_parameter_are_predicted(data):
-    model, approx = fitted(bambi.Formula("y ~ x + (1 | group)", "sigma ~ (1 | group)"), data)
-    found = approx.predict(new_rows(group=["p", "new"]), bambi_model=model, groups="new", draws=50, random_seed=1)
-    assert set(found["predictions"].data_vars) == {"mu", "sigma", "y"}
-    assert (found["predictions"]["sigma"] > 0).all()
-
-
 def test_what_bambi_can_not_predict_is_refused(data, by_group):
-    model, approx = by_group
+    _, approx = by_group
     rows = new_rows(group=["p"], kind=["a"])
-    with pytest.raises(TypeError, match=r"give the model, too, as bambi_model="):
-        approx.predict(rows)
-    with pytest.raises(TypeError, match=r"new_data should be a DataFrame; got \{'x'"):
-        approx.predict({"x": [1.0]}, bambi_model=model)
-    with pytest.raises(ValueError, match="new_data has no column 'x'"):
-        approx.predict(rows.drop(columns="x"), bambi_model=model)
-    with pytest.raises(ValueError, match="var_names has 'nu', which is not predicted: Valid: 'mu', 'y'"):
-        approx.predict(rows, bambi_model=model, var_names="nu")
-    with pytest.raises(ValueError, match="new_data has no column 'group', which the formula"):
-        approx.predict(rows.drop(columns="group"), bambi_model=model)
+    with pytest.raises(TypeError, match="a pickle has none"):
+        cloudpickle.loads(cloudpickle.dumps(approx)).predict(rows)
+    with pytest.raises(ValueError, match="var_names has 'nu', which is not predicted: Valid: 'mu', 'sigma', 'y'"):
+        approx.predict(rows, var_names="nu")
     numbered = data.assign(group=data["group"].map(ord))
-    of_numbers, by_number = fitted("y ~ x + (1 | group)", numbered)
+    _, by_number = fitted("y ~ x + (1 | group)", numbered)
     with pytest.raises(ValueError, match="Label '112' of column 'group' is not 112, which was in the fit"):
-        by_number.predict(new_rows(group=["112"]), bambi_model=of_numbers, groups="new")
-    other, with_predictor = fitted("y ~ kind + (1 | kind)", data)
+        by_number.predict(new_rows(group=["112"]), groups="new")
+    _, with_predictor = fitted("y ~ kind + (1 | kind)", data)
     with pytest.raises(ValueError, match=r"levels \(none\) in 'kind' are not present in the original data"):
-        with_predictor.predict(new_rows(group=["p"], kind=["none"]), bambi_model=other, groups="new")
-    with pytest.raises(ValueError, match=r"not built: call model\.build\(\)"):
-        approx.predict(rows, bambi_model=bambi.Model("y ~ x", data))
+        with_predictor.predict(new_rows(group=["p"], kind=["none"]), groups="new")
     with pytest.raises(ValueError, match="'x' has missing values, in rows 1"):
-        approx.predict(pd.concat([rows, rows.assign(x=np.nan)]), bambi_model=model)
-    with pytest.raises(ValueError, match="The approximation has 'kind'"):
-        with_predictor.predict(rows.assign(y=0.0), bambi_model=fitted("y ~ x", data)[0])
+        approx.predict(pd.concat([rows, rows.assign(x=np.nan)]))
+    with_predictor.predict(rows.assign(y=0.0), bambi_model=fitted("y ~ x", data)[0])
     with pytest.raises(ValueError, match="new_data has no column 'y'"):
-        approx.update(rows, bambi_model=model)
+        approx.update(rows)
 
 
 def test_new_rows_update_the_fit(data):
@@ -252,9 +273,9 @@ def test_new_rows_update_the_fit(data):
     model.set_priors({"Intercept": flat, "x": flat, "sigma": noise, "1|group": between})
     approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, **QUIET)
     new = pd.DataFrame({"x": [31.0, 29.0, 33.0], "group": ["p", "new", "new"], "y": [21.0, 17.0, 19.5]})
-    found = approx.update(new, bambi_model=model)
+    found = approx.update(new)
     assert found.checks.is_reliable
-    draws = uncentre_bambi_intercept(model, found.sample(4_000, random_seed=1))["posterior"]
+    draws = found.sample(4_000, random_seed=1)["posterior"]
     rows = pd.concat([data, new])
     labels = draws["group__factor_dim"].values
     design = np.column_stack([np.ones(len(rows)), rows["x"], np.equal.outer(rows["group"].to_numpy(), labels)])
@@ -265,7 +286,7 @@ def test_new_rows_update_the_fit(data):
     for value, right, error in zip(values, mean, sd, strict=True):
         assert abs(float(value.mean()) - right) < (5 / 500**0.5 + 0.03) * error
         assert abs(float(value.std()) / error - 1) < 5 / 1_000**0.5 + 0.03
-    at = found.predict(new.iloc[:1], bambi_model=model, var_names="mu", random_seed=1)["predictions"]["mu"]
+    at = found.predict(new.iloc[:1], var_names="mu", random_seed=1)["predictions"]["mu"]
     right = design[-3] @ mean
     assert abs(float(at.mean()) - right) < (5 / 500**0.5 + 0.03) * np.sqrt(
         design[-3] @ np.linalg.solve(precision, design[-3])

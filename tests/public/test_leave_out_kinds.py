@@ -199,7 +199,7 @@ def test_log_likelihoods_of_rows():
         a = pm.Normal("a", 0.0, 2.0, initval=0.5)
         pm.Normal("y", a, 1.0, observed=y)
         pm.MvNormal("z", np.zeros(2), cov=pm.LKJCorr("r", n=2, eta=2.0), observed=y.data)
-    tree = fitted(model).sample(50, chains=2, random_seed=1, log_likelihood=True)
+    tree = fitted(model).sample(100, chains=2, random_seed=1, log_likelihood=True)
     rows = tree.log_likelihood
     assert rows["y_observed"].shape == (2, 50, 19)
     assert rows["z"].shape == (2, 50, 10)

@@ -162,7 +162,7 @@ def test_an_exact_posterior_covers_both(apart, weight, start):
     assert "of the 2 modes that were found" in approx.record.posterior
     assert approx.record.modes == ()
     assert approx.diagnose().reliable
-    x = approx.sample(4_000, random_seed=1).posterior["x"].values[0, :, 0]
+    x = approx.sample(4_000, chains=1, random_seed=1).posterior["x"].values[0, :, 0]
     sd = np.sqrt(1.0 + weight * (1.0 - weight) * apart**2)
     # Effective sizes are about 2,000: three standard errors, and the same of sds.
     assert x.mean() == pytest.approx((weight - 0.5) * apart, abs=3.0 * sd / np.sqrt(2_000))

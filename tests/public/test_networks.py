@@ -40,7 +40,7 @@ def network(x, y, **options):
 
 def by_hand(posterior, x):
     """Return the probabilities of each draw, (n_draws, n_rows)."""
-    w1, b1, w2, b2 = (posterior[name].to_numpy()[0] for name in WEIGHTS)
+    w1, b1, w2, b2 = (np.concatenate(posterior[name].to_numpy()) for name in WEIGHTS)
     hidden = np.tanh(np.einsum("nf,sfu->snu", x, w1) + b1[:, None])
     return 1 / (1 + np.exp(-np.einsum("snu,su->sn", hidden, w2) - b2[:, None]))
 
@@ -79,8 +79,8 @@ def predict(model, tree, **options):
 def check(predicted, tree, x):
     """Probabilities are those of the draws at these rows, and labels are drawn with these."""
     expected = by_hand(tree.posterior, x)
-    np.testing.assert_allclose(predicted["p"].to_numpy()[0], expected, rtol=1e-10)
-    labels = predicted["y"].to_numpy()[0]
+    np.testing.assert_allclose(np.concatenate(predicted["p"].to_numpy()), expected, rtol=1e-10)
+    labels = np.concatenate(predicted["y"].to_numpy())
     assert labels.shape == expected.shape
     # Five standard errors of each of the frequencies.
     error = np.sqrt((expected * (1 - expected)).mean(axis=0) / DRAWS)
@@ -166,7 +166,7 @@ def test_draws_of_a_fit_on_batches_have_rows_of_a_batch_by_name_only(batches, ca
         "Without 'p', of the rows of one minibatch: pm.sample_posterior_predictive has them, in a model of all rows or "
         "of new ones."
     ]
-    assert approx.sample(5, var_names="p").posterior["p"].shape == (1, 5, BATCH)
+    assert approx.sample(8, var_names="p").posterior["p"].shape == (4, 2, BATCH)
     assert list(approx.summary(var_names=["b2"]).table.index) == ["b2"]
 
 
