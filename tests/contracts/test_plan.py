@@ -124,7 +124,7 @@ def tried(monkeypatch, _no_last_resort):
     noted = []
 
     @contextlib.contextmanager
-    def announced(title, seconds, progressbar):
+    def task(title, seconds):
         noted.append(f"{title.split()[0]} at {seconds:g}")
         yield
 
@@ -141,7 +141,7 @@ def tried(monkeypatch, _no_last_resort):
         monkeypatch.setattr(trees.TreeKind, "seconds", lambda *args, by_rows: exact)
         return noted
 
-    monkeypatch.setattr(choice, "announced", announced)
+    monkeypatch.setattr(choice, "task", task)
     monkeypatch.setattr(KINDS["exact"], "run", run)
     monkeypatch.setattr(
         KINDS["nested"], "run", lambda start, found, work, is_only: run(start, found, Work(), is_only=is_only)
