@@ -1345,7 +1345,6 @@ class NGVIApproximation(Approximation):
         var_names: str | Sequence[str] | None = None,
         draws: int = N_PREDICTED,
         random_seed: Seed = None,
-        bambi_model: Any = None,
     ) -> xr.DataTree:
         """Draw predictions for new data, levels of groups that were not in the fit included.
 
@@ -1371,8 +1370,6 @@ class NGVIApproximation(Approximation):
             have a value for each row.
         draws : int, default 1_000
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
-        bambi_model : bambi.Model, optional
-            The Bambi model, where it is not known: of an approximation that comes from a pickle.
 
         Returns
         -------
@@ -1390,7 +1387,7 @@ class NGVIApproximation(Approximation):
             given; where new elements have no distribution given the others, as those of effects that sum to zero, or of
             a vector in order; for a model that reads minibatches, or whose data are in shards.
         TypeError
-            For new data that are no dict; for a DataFrame without the Bambi model, and for anything else with it.
+            For new data that are no dict, or no DataFrame of a Bambi model that is known.
 
         Warns
         -----
@@ -1440,12 +1437,7 @@ class NGVIApproximation(Approximation):
         Traceback (most recent call last):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
-        bambi_model = bambi_model or self._bambi_model_for(new_data)
-        return self._predictor(draws, random_seed)(new_data, groups, var_names, bambi_model=bambi_model)
-
-    def _bambi_model_for(self, new_data: object) -> Any:
-        """Return the Bambi model that was fitted, for new rows as a DataFrame."""
-        return self.layout.bambi.spec if hasattr(new_data, "columns") else None
+        return self._predictor(draws, random_seed)(new_data, groups, var_names)
 
     def _predictor(self, draws: int, random_seed: Seed) -> Callable[..., xr.DataTree]:
         """Return what predicts at the same draws, with the same random numbers, whatever the new data are."""
@@ -1716,9 +1708,7 @@ class NGVIApproximation(Approximation):
     # --- new_rows ---
 
     @task("Update")
-    def update(
-        self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None, bambi_model: Any = None
-    ) -> "Updated":
+    def update(self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None) -> "Updated":
         """Return the posterior given new rows as well as those of the fit, without another fit.
 
         Draws of the posterior are weighted by the density of the new rows [1]_. Under an exact posterior of a model
@@ -1738,8 +1728,6 @@ class NGVIApproximation(Approximation):
             Independent draws that those of the posterior should be worth; at least 100.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Default: a seed that belongs to the fit.
-        bambi_model : bambi.Model, optional
-            The Bambi model, where it is not known: of an approximation that comes from a pickle.
 
         Returns
         -------
@@ -1750,7 +1738,7 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         TypeError
-            For new data that are no dict; for a DataFrame without the Bambi model, and for anything else with it.
+            For new data that are no dict, or no DataFrame of a Bambi model that is known.
         ValueError
             Where the observations are not there, or have missing values; for names that the model does not have, ragged
             arrays, and lengths that do not agree; where the elements of an observed variable have one distribution
@@ -1794,8 +1782,7 @@ class NGVIApproximation(Approximation):
         True
         """
         rng = self._generator_of_fit(random_seed, UPDATES)
-        bambi_model = bambi_model or self._bambi_model_for(new_data)
-        return self._of_weighted(Updated, updated(self._posterior, new_data, draws, rng, bambi_model))
+        return self._of_weighted(Updated, updated(self._posterior, new_data, draws, rng))
 
     # --- sites ---
 
