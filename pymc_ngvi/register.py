@@ -33,31 +33,17 @@ _INSTEAD: ContextVar[Callable[[], NGVIApproximation] | None] = ContextVar("pymc_
 #: Marks our wrapper and keeps what it wraps.
 _WRAPPED = "__pymc_ngvi_wrapped__"
 _ABOUT = (
-    "As of `pymc_ngvi.NGVI` and its `fit`. `n` is the most iterations. Options of other methods that have no meaning\n"
-    "here are refused, with what to use instead."
+    "As of `pymc_ngvi.NGVI` and its `fit`. `n` is the maximum number of iterations. Options of other methods are\n"
+    "refused, with what to use instead."
 )
 
 
 def register() -> None:
     """Make ``pm.fit(method="ngvi")`` work; does nothing if it does already."""
-    if not registered():
-        current = pymc.variational.inference.fit
-        wrapper = _wrap(getattr(current, _WRAPPED, current))
-        for place in _PLACES:
-            place.fit = wrapper
-
-
-def unregister() -> None:
-    """Put PyMC's own ``fit`` back; does nothing if it is there already."""
+    current = pymc.variational.inference.fit
+    wrapper = current if hasattr(current, _WRAPPED) else _wrap(current)
     for place in _PLACES:
-        original = getattr(place.fit, _WRAPPED, None)
-        if original is not None:
-            place.fit = original
-
-
-def registered() -> bool:
-    """Tell whether ``pm.fit`` knows the method."""
-    return all(hasattr(place.fit, _WRAPPED) for place in _PLACES)
+        place.fit = wrapper
 
 
 def _wrap(original: Callable[..., Approximation]) -> Callable[..., Approximation]:

@@ -33,9 +33,10 @@ from pytensor.scalar import Cast
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.basic import HalfNormalRV
 from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.subtensor import AdvancedSubtensor, indices_from_subtensor
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.core.messages import Refused
+from pymc_ngvi.core.messages import N_NAMED, Refused, listed
 from pymc_ngvi.core.types import AnyArray, Indices
 from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
 from pymc_ngvi.graphs.bambi import ATTRIBUTE, bambi_parameters
@@ -64,8 +65,55 @@ def not_finite_data(model: pm.Model, names: Iterable[str]) -> list[str]:
             bad = np.isnan(values) if may_be_infinite else ~np.isfinite(values)
             if bad.any():
                 which = repr(part.name) if part.name else f"an array in {name!r}"
-                found[f"{which} ({int(bad.sum()):,} of {bad.size:,} values)"] = None
+                at = places(np.argwhere(bad))
+                found[f"{which} ({int(bad.sum()):,} of {bad.size:,} values, at {at})"] = None
     return list(found)
+
+
+def places(at: Indices) -> str:
+    """Return positions in an array, (n, ndim), for a sentence."""
+    return listed([", ".join(map(str, place)) for place in at], "[{}]", N_NAMED)
+
+
+def outside_support(model: pm.Model, names: Iterable[str], point: Mapping[str, AnyArray]) -> list[str]:
+    """Return the values of observed variables that have no density at a point, in words."""
+    found = []
+    for rv in [rv for rv in model.observed_RVs if rv.name in names]:
+        with without_c(model):
+            outputs = [*model.logp(vars=[rv], sum=False), model.rvs_to_values[rv]]
+            both = model.compile_fn(outputs, inputs=model.value_vars, mode="FAST_COMPILE", on_unused_input="ignore")
+            logp, values = map(np.asarray, both(dict(point)))
+        bad = np.argwhere(np.isneginf(logp))
+        verb, of = "is" if len(bad) == 1 else "are", type(rv.owner.op).__name__.removesuffix("RV")
+        shown = [f"{rv.name}{places(at[None]) if len(at) else ''} = {values[tuple(at)]}" for at in bad]
+        said = f"{len(bad):,} of {logp.size:,} values of {rv.name} {verb} outside the support of {of}"
+        is_wrapped = values.dtype.kind == "i" and values.min(initial=0) < np.iinfo(np.int16).min
+        large = " (as 32-bit integers, PyMC makes counts of 2,147,483,648 and more negative: give them as float)"
+        found += [f"{said}: {listed(shown, '{}', N_NAMED)}{large if is_wrapped else ''}"] * bool(shown)
+    return found
+
+
+def check_indices(model: pm.Model) -> None:
+    """Raise IndexError for an array of indices that points beyond an axis whose length is known."""
+    lengths = {dim: stored_value(length) for dim, length in model.dim_lengths.items()}
+    for node in toposort([*model.basic_RVs, *model.deterministics, *model.potentials]):
+        of, *parts = node.inputs
+        if not isinstance(node.op, AdvancedSubtensor) or any(part.type.dtype == "bool" for part in parts):
+            continue
+        indices = indices_from_subtensor(parts, node.op.idx_list)
+        dims = model.named_vars_to_dims.get(of.name) or (None,) * len(indices)
+        for index, dim, static in zip(indices, dims, of.type.shape, strict=False):
+            array, length = stored_value(index), lengths.get(dim, static)
+            if length is None or not (isinstance(array, np.ndarray) and array.dtype.kind in "iu"):
+                continue
+            bad, name = np.argwhere((array >= length) | (array < -length)), index.name or "an index"
+            if len(bad):
+                axis = f"dim {dim!r}" if dim else "an axis"
+                raise IndexError(
+                    f"{len(bad):,} of {array.size:,} values of {name} are beyond {axis} of {of.name or 'a variable'}, "
+                    f"which has length {length}: {name}{places(bad[:1])} = {array[tuple(bad[0])]}. Indices run from 0 "
+                    f"to {length - 1}."
+                )
 
 
 def observations(model: pm.Model) -> dict[str, AnyArray]:
@@ -81,14 +129,6 @@ def constant_data(model: pm.Model) -> list[str]:
     return [f"{name!r} (all {v.flat[0]:g})" for name, v in values.items() if v.size > 1 and np.ptp(v) == 0.0]
 
 
-def of_large_counts(model: pm.Model) -> str:
-    """Return a sentence on counts that PyMC has made negative; empty where there are none."""
-    whole = {name: values for name, values in observations(model).items() if values.dtype.kind == "i"}
-    names = [name for name, values in whole.items() if values.min(initial=0) < np.iinfo(np.int16).min]
-    said = "PyMC keeps whole numbers in 32 bits (int32), in which counts of 2,147,483,648 and more become negative"
-    return f" {said}: give those of {quoted(names)} as float." if names else ""
-
-
 def check_model(model: pm.Model) -> None:
     """Raise ValueError, with names and a cure, if the model can't be fitted by a continuous approximation."""
     simulators = [rv.name for rv in model.basic_RVs if isinstance(getattr(rv.owner, "op", None), SimulatorRV)]
@@ -102,6 +142,7 @@ def check_model(model: pm.Model) -> None:
             f"The model has no free variables (variables: {quoted(v.name for v in model.basic_RVs) or 'none'}): "
             "there is nothing to fit. Add at least one unobserved continuous variable."
         )
+    check_indices(model)
     # Variables that read a minibatch have to be scaled to the whole data.
     variables = set(model.basic_RVs)
     unscaled = [

@@ -431,7 +431,7 @@ class NGVIApproximation(Approximation):
     # --- draws ---
 
     def draw_flat(self, n: int, random_seed: Seed = None) -> Array:
-        """Draw from q.
+        """Draw from the approximate posterior.
 
         Parameters
         ----------
@@ -712,10 +712,10 @@ class NGVIApproximation(Approximation):
         gaussian = self.gaussian
         if gaussian._session is None:
             raise RuntimeError(
-                "There is no fit to go on with: this approximation was made without one, or saved without it. "
+                "There is no fit to continue: this approximation was made without one, or saved without it. "
                 "Use pm.fit(method='ngvi', start=...)."
             )
-        gaussian._posterior.refuse_changed_data("The fit can't go on with other data")
+        gaussian._posterior.refuse_changed_data("The fit can't continue with other data")
         if executor is not None:
             if not isinstance(gaussian.density, ShardedDensity):
                 raise ValueError("The model has no shards: leave executor out.")
@@ -749,7 +749,7 @@ class NGVIApproximation(Approximation):
                 "No Gaussian fit came before this nested posterior: refine() looks at more hyperparameters, and takes "
                 "no tol, max_draws or executor. approx.gaussian.refine takes them."
             )
-        self._posterior.refuse_changed_data("The posterior can't be gone on with for other data")
+        self._posterior.refuse_changed_data("The posterior can't be refined with other data")
         with SoFar[Self]() as so_far:
             so_far.is_now(lambda: (self, ("more hyperparameters",)))
             step = self._next_step
@@ -794,7 +794,7 @@ class NGVIApproximation(Approximation):
     def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
 
-        Pareto k-hat describes the tails of the weights. It does not show how far the bulk of q is off, or that q misses
+        Pareto k-hat describes the tails of the weights. It does not show errors in the bulk of q, or that q misses
         a mode. Therefore draws of q are also moved towards the posterior, by a few Hamiltonian trajectories: the error
         of q is at least the change in their moments. Labels are exchanged as well, and signs changed. Where log p stays
         the same then, but q does not, q covers one of several equal modes.
@@ -985,7 +985,7 @@ class NGVIApproximation(Approximation):
         """The verdict: whether the posterior can be relied on, by which conditions, each with its figure.
 
         All reports have this one. It is made once, when it is first asked for, by tests of draws from the seed of the
-        fit; their number follows from the model and the evaluations of the fit. Where they are too dear to tell, it is
+        fit; their number follows from the model and the evaluations of the fit. Where they would take too long, it is
         "not judged" until `diagnose` is called. That of an exact, nested or moved posterior has its measurements too.
         """
         record = self.record
@@ -1043,7 +1043,7 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         ValueError
-            Where the posterior is none of these, or the value would mean nothing: with improper priors (``pm.Flat``),
+            Where the posterior is none of these, or the value would be arbitrary: with improper priors (``pm.Flat``),
             or with terms without a normalising constant (``pm.ICAR``, a Potential, unless `pymc_ngvi.normalised` says
             otherwise). Where no Gaussian is near enough to the chains.
 
@@ -1345,7 +1345,6 @@ class NGVIApproximation(Approximation):
         var_names: str | Sequence[str] | None = None,
         draws: int = N_PREDICTED,
         random_seed: Seed = None,
-        bambi_model: Any = None,
     ) -> xr.DataTree:
         """Draw predictions for new data, levels of groups that were not in the fit included.
 
@@ -1371,8 +1370,6 @@ class NGVIApproximation(Approximation):
             have a value for each row.
         draws : int, default 1_000
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
-        bambi_model : bambi.Model, optional
-            The Bambi model, where it is not known: of an approximation that comes from a pickle.
 
         Returns
         -------
@@ -1390,7 +1387,7 @@ class NGVIApproximation(Approximation):
             given; where new elements have no distribution given the others, as those of effects that sum to zero, or of
             a vector in order; for a model that reads minibatches, or whose data are in shards.
         TypeError
-            For new data that are no dict; for a DataFrame without the Bambi model, and for anything else with it.
+            For new data that are no dict, or no DataFrame of a Bambi model that is known.
 
         Warns
         -----
@@ -1440,12 +1437,7 @@ class NGVIApproximation(Approximation):
         Traceback (most recent call last):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
-        bambi_model = bambi_model or self._bambi_model_for(new_data)
-        return self._predictor(draws, random_seed)(new_data, groups, var_names, bambi_model=bambi_model)
-
-    def _bambi_model_for(self, new_data: object) -> Any:
-        """Return the Bambi model that was fitted, for new rows as a DataFrame."""
-        return self.layout.bambi.spec if hasattr(new_data, "columns") else None
+        return self._predictor(draws, random_seed)(new_data, groups, var_names)
 
     def _predictor(self, draws: int, random_seed: Seed) -> Callable[..., xr.DataTree]:
         """Return what predicts at the same draws, with the same random numbers, whatever the new data are."""
@@ -1716,9 +1708,7 @@ class NGVIApproximation(Approximation):
     # --- new_rows ---
 
     @task("Update")
-    def update(
-        self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None, bambi_model: Any = None
-    ) -> "Updated":
+    def update(self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None) -> "Updated":
         """Return the posterior given new rows as well as those of the fit, without another fit.
 
         Draws of the posterior are weighted by the density of the new rows [1]_. Under an exact posterior of a model
@@ -1738,8 +1728,6 @@ class NGVIApproximation(Approximation):
             Independent draws that those of the posterior should be worth; at least 100.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Default: a seed that belongs to the fit.
-        bambi_model : bambi.Model, optional
-            The Bambi model, where it is not known: of an approximation that comes from a pickle.
 
         Returns
         -------
@@ -1750,7 +1738,7 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         TypeError
-            For new data that are no dict; for a DataFrame without the Bambi model, and for anything else with it.
+            For new data that are no dict, or no DataFrame of a Bambi model that is known.
         ValueError
             Where the observations are not there, or have missing values; for names that the model does not have, ragged
             arrays, and lengths that do not agree; where the elements of an observed variable have one distribution
@@ -1794,8 +1782,7 @@ class NGVIApproximation(Approximation):
         True
         """
         rng = self._generator_of_fit(random_seed, UPDATES)
-        bambi_model = bambi_model or self._bambi_model_for(new_data)
-        return self._of_weighted(Updated, updated(self._posterior, new_data, draws, rng, bambi_model))
+        return self._of_weighted(Updated, updated(self._posterior, new_data, draws, rng))
 
     # --- sites ---
 

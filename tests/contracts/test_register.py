@@ -17,9 +17,8 @@ from gaussian import stop_at
 
 import pymc_ngvi
 
-from pymc_ngvi import NGVI, NGVIApproximation, Status, fit_ngvi, register, unregister
+from pymc_ngvi import NGVI, NGVIApproximation, fit_ngvi, register
 from pymc_ngvi import inference as inference_module
-from pymc_ngvi.register import registered
 
 PLACES = (pymc, pymc.variational, pymc.variational.inference)
 pytestmark = pytest.mark.usefixtures("_compiled_once")
@@ -69,7 +68,7 @@ def spy():
     return calls
 
 
-# --- being there, and going away again --------------------------------------------------------------------------------
+# --- being there --------------------------------------------------------------------------------
 
 
 def test_registering_again_changes_nothing():
@@ -78,20 +77,6 @@ def test_registering_again_changes_nothing():
     register()
     assert pm.fit is before
     assert not hasattr(pm.fit.__wrapped__, "__wrapped__"), "PyMC's own function is wrapped once"
-
-
-def test_unregister_puts_the_original_back():
-    original = pm.fit.__wrapped__
-    unregister()
-    assert all(place.fit is original for place in PLACES)
-    assert not registered()
-    with pytest.raises(KeyError, match="method should be one of"):
-        pm.fit(1, "ngvi", normal_model())
-    unregister()
-    assert pm.fit is original
-    register()
-    assert pm.fit.__wrapped__ is original
-    assert pm.fit(0, "ngvi", normal_model(), **QUIET).status is Status.NOT_STARTED
 
 
 def test_signature_and_names_are_kept():
@@ -264,5 +249,5 @@ def test_nothing_is_computed_before_options_are_checked(monkeypatch):
     monkeypatch.setattr(inference_module, "LogDensity", lambda *_: pytest.fail("the model was compiled first"))
     with pytest.raises(ValueError, match="Unknown family 'ful'"):
         pm.fit(method="ngvi", model=normal_model(), family="ful")
-    with pytest.raises(ValueError, match="n is the most iterations"):
+    with pytest.raises(ValueError, match="n is the maximum number of iterations"):
         pm.fit(-1, method="ngvi", model=normal_model())

@@ -247,7 +247,7 @@ def test_average_groups_are_those_of_common_effects_alone(by_group):
 def test_what_bambi_can_not_predict_is_refused(data, by_group):
     _, approx = by_group
     rows = new_rows(group=["p"], kind=["a"])
-    with pytest.raises(TypeError, match=r"give the model, too, as bambi_model="):
+    with pytest.raises(TypeError, match="a pickle has none"):
         cloudpickle.loads(cloudpickle.dumps(approx)).predict(rows)
     with pytest.raises(ValueError, match="var_names has 'nu', which is not predicted: Valid: 'mu', 'sigma', 'y'"):
         approx.predict(rows, var_names="nu")
@@ -258,12 +258,9 @@ def test_what_bambi_can_not_predict_is_refused(data, by_group):
     _, with_predictor = fitted("y ~ kind + (1 | kind)", data)
     with pytest.raises(ValueError, match=r"levels \(none\) in 'kind' are not present in the original data"):
         with_predictor.predict(new_rows(group=["p"], kind=["none"]), groups="new")
-    with pytest.raises(ValueError, match=r"not built: call model\.build\(\)"):
-        approx.predict(rows, bambi_model=bambi.Model("y ~ x", data))
     with pytest.raises(ValueError, match="'x' has missing values, in rows 1"):
         approx.predict(pd.concat([rows, rows.assign(x=np.nan)]))
-    with pytest.raises(ValueError, match="The approximation has 'kind'"):
-        with_predictor.predict(rows.assign(y=0.0), bambi_model=fitted("y ~ x", data)[0])
+    with_predictor.predict(rows.assign(y=0.0), bambi_model=fitted("y ~ x", data)[0])
     with pytest.raises(ValueError, match="new_data has no column 'y'"):
         approx.update(rows)
 
