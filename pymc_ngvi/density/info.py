@@ -87,7 +87,9 @@ def outside_support(model: pm.Model, names: Iterable[str], point: Mapping[str, A
         verb, of = "is" if len(bad) == 1 else "are", type(rv.owner.op).__name__.removesuffix("RV")
         shown = [f"{rv.name}{places(at[None]) if len(at) else ''} = {values[tuple(at)]}" for at in bad]
         said = f"{len(bad):,} of {logp.size:,} values of {rv.name} {verb} outside the support of {of}"
-        found += [f"{said}: {listed(shown, '{}', N_NAMED)}"] * bool(shown)
+        is_wrapped = values.dtype.kind == "i" and values.min(initial=0) < np.iinfo(np.int16).min
+        large = " (as 32-bit integers, PyMC makes counts of 2,147,483,648 and more negative: give them as float)"
+        found += [f"{said}: {listed(shown, '{}', N_NAMED)}{large if is_wrapped else ''}"] * bool(shown)
     return found
 
 
@@ -125,14 +127,6 @@ def constant_data(model: pm.Model) -> list[str]:
     continuous = {rv.name for rv in model.observed_RVs if rv.dtype.startswith("float")}
     values = {name: np.asarray(value) for name, value in observations(model).items() if name in continuous}
     return [f"{name!r} (all {v.flat[0]:g})" for name, v in values.items() if v.size > 1 and np.ptp(v) == 0.0]
-
-
-def of_large_counts(model: pm.Model) -> str:
-    """Return a sentence on counts that PyMC has made negative; empty where there are none."""
-    whole = {name: values for name, values in observations(model).items() if values.dtype.kind == "i"}
-    names = [name for name, values in whole.items() if values.min(initial=0) < np.iinfo(np.int16).min]
-    said = "PyMC keeps whole numbers in 32 bits (int32), in which counts of 2,147,483,648 and more become negative"
-    return f" {said}: give those of {quoted(names)} as float." if names else ""
 
 
 def check_model(model: pm.Model) -> None:

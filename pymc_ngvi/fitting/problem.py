@@ -210,8 +210,7 @@ def choose_start(
     last = family.from_scale(point, scales[-1])
     if rule.first_evaluation(last).finite.any():
         return last
-    said = _start_message(density, point, float(best.scale.max(initial=0.0)))
-    raise StartError(said + of_large_counts(density.model))
+    raise StartError(_start_message(density, point, float(best.scale.max(initial=0.0))))
 
 
 def _narrowed(best: _TriedStart, scales: Sequence[Array], tried: Callable[[Array], _TriedStart]) -> _TriedStart:
