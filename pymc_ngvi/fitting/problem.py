@@ -16,7 +16,7 @@ from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, GaussianState, Indices, Rule, Target, VariationalState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.by_rows import NO_ROWS
-from pymc_ngvi.density.info import initial_point_function, not_finite_data, of_large_counts, outside_support
+from pymc_ngvi.density.info import initial_point_function, not_finite_data, outside_support
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, Family, Maker
 from pymc_ngvi.families.gaussian import Gaussian, Partition
 from pymc_ngvi.families.sparse import SparseStructure, find_blocks, structure_of
