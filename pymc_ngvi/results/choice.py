@@ -392,10 +392,6 @@ class Candidates[A: NGVIApproximation]:
             self._reasons.append(Failed(reason.code, f"the assessment of the Gaussian failed ({reason})"))
             return otherwise
 
-    def _judged_by_weights(self) -> Verdict:
-        """Return the verdict on a Gaussian whose importance weights are nearly equal."""
-        return Verdict(is_same=self._of_gaussian(functools.partial(is_even, most=SAME), otherwise=False))
-
     def _missed_by(self, state: PoolState) -> tuple[OtherMode, ...]:
         """Return the modes that a posterior leaves out."""
         return () if self._gaussian is None else not_covered(self._record_of_fit.modes, state, self.choice.seed)
@@ -544,7 +540,9 @@ class Candidates[A: NGVIApproximation]:
             on_request=reason.on_request,
             elsewhere=tuple(str(r) for r in self._reasons if r.code is Reason.ELSEWHERE),
             # Where it is the posterior, its importance weights were looked at.
-            judged=self._judged_by_weights() if reason.code is Reason.SUPERFLUOUS else gaussian.record.judged,
+            judged=Verdict(is_same=self._of_gaussian(functools.partial(is_even, most=SAME), otherwise=False))
+            if reason.code is Reason.SUPERFLUOUS
+            else gaussian.record.judged,
         )
         return gaussian
 
