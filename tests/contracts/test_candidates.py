@@ -60,7 +60,7 @@ def test_after_an_exception_the_next_posterior_is_tried(method, monkeypatch, cap
     assert (failed.outcome.value, failed.reason) == ("failed", "ZeroDivisionError: a fault")
     assert "the exact posterior failed (ZeroDivisionError: a fault)" in approx.record.posterior
     said = the_warning(caplog, 1 if method == "run" else None)
-    assert "Exact posterior failed (ZeroDivisionError: a fault). The fit goes on with the next posterior" in said
+    assert "Exact posterior failed (ZeroDivisionError: a fault). The fit continues with the next" in said
 
 
 @of_users
