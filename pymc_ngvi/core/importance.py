@@ -33,8 +33,8 @@ _PART, _OF_ROOT = 5, 3.0
 _LEAST = 5
 #: Of the estimate of the shape: the prior of its scale, and the shape towards which it shrinks, worth so many draws.
 _PRIOR_SCALE, _PRIOR_SHAPE, _PRIOR_DRAWS = 3.0, 0.5, 10
-#: Relative variance of weights below which both densities are the same: no mean differs by 0.001 sds.
-SAME = 1e-6
+#: Relative variance of weights below which both densities are the same: no mean differs by more than 0.0004 sds.
+SAME = float(np.finfo(np.float32).eps)
 #: Weights of a mean that are left out.
 _NEGLIGIBLE = 10.0 * np.finfo(float).eps
 #: What counts as 0: its reciprocal is far from an overflow.

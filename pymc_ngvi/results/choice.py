@@ -188,7 +188,7 @@ class Candidates[A: NGVIApproximation]:
         self.left = min(of_fit + self._budget.left(), _MOST_SECONDS) if self._is_auto else math.inf
         if choice.max_seconds is not None:
             self.left = choice.max_seconds
-        self._limit = f"Time limit before the Gaussian fit: {in_words(self.left)}." if self.left < math.inf else ""
+        self._limit = ""
         self._clock, self._compiled = time.perf_counter(), density.compile_seconds
 
     # --- before a Gaussian fit ---
@@ -326,7 +326,7 @@ class Candidates[A: NGVIApproximation]:
             of_fit += record.n_searched * density.gradient_seconds
         is_unlimited = not self._is_auto and self.choice.max_seconds is None
         self._budget = TimeBudget(of_fit, math.inf if is_unlimited else self.choice.max_seconds)
-        self.left, self._limit = self._budget.left() - self._spent, self._budget.sentence
+        self.left, self._limit = self._budget.left() - self._spent, ""
         self._by_rows = self._by_rows and record.estimator == "quadrature"
         failed = [c for c in self._table.values() if c.outcome is Decision.FAILED]
         self._reasons = [Failed(Reason.NOT_PASSED, c.reason) for c in failed]
