@@ -102,7 +102,7 @@ print(np.round(covariance.to_numpy() / np.outer(sds, sds), 2))
 # The data were simulated, so that the truth is known. First the global parameters.
 
 # %%
-posterior = approx.sample(2_000, random_seed=2, log_p=False)["posterior"].sel(chain=0)
+posterior = approx.sample(2_000, chains=1, random_seed=2, log_p=False)["posterior"].sel(chain=0)
 score = {}
 for name in ("mu", "sd", "slope"):
     mean, spread = posterior[name].mean("draw").to_numpy(), posterior[name].std("draw").to_numpy()

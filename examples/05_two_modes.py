@@ -143,7 +143,7 @@ print(f"draws that belong to either side with more than 99 %: {np.mean(np.abs(sh
 # answers can be told one by one, which means and standard deviations of the whole could not.
 
 # %%
-tree = mixture.sample(20_000, random_seed=5)
+tree = mixture.sample(20_000, chains=1, random_seed=5)
 place = tree["posterior"]["position"].sel(chain=0)
 side = northern.values[tree["sample_stats"]["component"].sel(chain=0).to_numpy()]
 for name, chosen in [("north", side), ("south", ~side)]:

@@ -327,7 +327,7 @@ fig, axes = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
 axes[0].plot(x, y, "o", color="0.2", markersize=4)
 ends = np.array([-1.05, 1.05])
 flat = by_moved.transpose("chain", "draw", "term").to_numpy().reshape(-1, 2)
-for b in flat[:100]:
+for b in flat[::40]:
     axes[0].plot(ends, b[0] + b[1] * ends, color="C1" if b[0] > 0 else "C0", linewidth=0.5, alpha=0.4)
 axes[0].set(xlabel="x", ylabel="y", title="100 moved draws")
 for ax, points, title in [

@@ -181,7 +181,7 @@ class NGVIApproximation(Approximation):
     >>> q = DiagonalState.from_scale(np.array([-0.6]), np.array([0.8]))
     >>> approx = NGVIApproximation(LogDensity(model), q, random_seed=1)
     >>> dict(approx.sample(1000).posterior.sizes)
-    {'chain': 1, 'draw': 1000}
+    {'chain': 4, 'draw': 250}
     >>> approx.mean_flat, approx.sd_flat
     (array([-0.6]), array([0.8]))
     """
@@ -1430,7 +1430,7 @@ class NGVIApproximation(Approximation):
         ...     {"school_of": ["south", "east"]}, groups="new", var_names=["effect", "y"], random_seed=1
         ... )
         >>> found["predictions"]["y"].shape
-        (1, 1000, 2)
+        (4, 250, 2)
         >>> found["predictions"]["school"].values.tolist()
         ['north', 'south', 'west', 'east']
         >>> approx.predict({"school_of": ["south", "east"]})
@@ -1515,10 +1515,10 @@ class NGVIApproximation(Approximation):
         ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
         >>> cured = approx.average_predictions({"treated": [0, 1]}, random_seed=1)["cured"]
         >>> dict(cured.sizes)
-        {'chain': 1, 'draw': 1000, 'treated': 2}
+        {'chain': 4, 'draw': 250, 'treated': 2}
         >>> risk_difference = cured.sel(treated=1) - cured.sel(treated=0)
         >>> dict(approx.average_predictions(slope="dose", by="treated", random_seed=1).sizes)
-        {'chain': 1, 'draw': 1000, 'treated': 2}
+        {'chain': 4, 'draw': 250, 'treated': 2}
         """
         predict = functools.partial(self._predictor(draws, random_seed), new_data, groups, var_names)
         return averages(self._posterior, predict, at, slope, by, new_data)
@@ -1979,7 +1979,7 @@ class NGVIApproximation(Approximation):
         ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
         >>> tree = approx.to_datatree(draws=100)
         >>> dict(tree["posterior"].sizes)
-        {'chain': 1, 'draw': 100}
+        {'chain': 4, 'draw': 25}
         >>> tree["unconstrained/x"].values.round(6)
         array([1., 2.])
         """
