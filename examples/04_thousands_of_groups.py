@@ -16,7 +16,6 @@
 # parameters, so that most entries of the precision are zero. This is found from the graph of the model, by itself.
 
 # %%
-import logging
 import time
 
 import matplotlib.pyplot as plt
@@ -27,7 +26,6 @@ from scipy.special import expit
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
-logging.getLogger("pymc").setLevel(logging.WARNING)
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
 
 TRUTH = {"mu": np.array([-0.5, 0.8]), "slope": 0.6, "sd": np.array([0.9, 0.5]), "noise": 1.0}
@@ -102,7 +100,7 @@ print(np.round(covariance.to_numpy() / np.outer(sds, sds), 2))
 # The data were simulated, so that the truth is known. First the global parameters.
 
 # %%
-posterior = approx.sample(2_000, random_seed=2, log_p=False)["posterior"].sel(chain=0)
+posterior = approx.sample(2_000, chains=1, random_seed=2, log_p=False)["posterior"].sel(chain=0)
 score = {}
 for name in ("mu", "sd", "slope"):
     mean, spread = posterior[name].mean("draw").to_numpy(), posterior[name].std("draw").to_numpy()

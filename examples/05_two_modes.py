@@ -17,8 +17,6 @@
 # two parameters, so that the exact posterior is at hand to compare with.
 
 # %%
-import logging
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pymc as pm
@@ -28,7 +26,6 @@ from scipy.special import logsumexp
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
-logging.getLogger("pymc").setLevel(logging.WARNING)
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
 
 receivers = np.array([[0.0, 0.0], [1.0, 0.1], [2.0, -0.05]])
@@ -143,7 +140,7 @@ print(f"draws that belong to either side with more than 99 %: {np.mean(np.abs(sh
 # answers can be told one by one, which means and standard deviations of the whole could not.
 
 # %%
-tree = mixture.sample(20_000, random_seed=5)
+tree = mixture.sample(20_000, chains=1, random_seed=5)
 place = tree["posterior"]["position"].sel(chain=0)
 side = northern.values[tree["sample_stats"]["component"].sel(chain=0).to_numpy()]
 for name, chosen in [("north", side), ("south", ~side)]:
