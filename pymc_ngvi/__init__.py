@@ -17,7 +17,7 @@ from pymc_ngvi.density.streams import BatchError
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.inference import NGVI, fit_ngvi
 from pymc_ngvi.many import Calibration, ManyFits, calibrate, fit_many
-from pymc_ngvi.register import fit_model, register, unregister
+from pymc_ngvi.register import fit_model, register
 from pymc_ngvi.results.approximation import NGVIApproximation, load
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "load",
     "normalised",
     "register",
-    "unregister",
 ]
 
 register()

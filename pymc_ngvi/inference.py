@@ -327,7 +327,7 @@ class NGVI(Inference):
         Parameters
         ----------
         n : int, default 10_000
-            The most iterations; the fit stops earlier by itself. 0 returns the starting approximation.
+            The maximum number of iterations; the fit stops earlier by itself. 0 returns the starting approximation.
         score : bool, optional
             False: keep no history of the loss, and pass None to the callbacks in its place.
         callbacks : sequence of callable, optional
@@ -495,7 +495,7 @@ def fit_ngvi(
     model_or_n : pymc.Model or int, optional
         By position only: the model, or ``n`` as in ``pm.fit``.
     n : int, default 10_000
-        The most iterations; the fit stops earlier by itself.
+        The maximum number of iterations; the fit stops earlier by itself.
     model : pymc.Model, optional
         Default: the model of the context.
     {options}

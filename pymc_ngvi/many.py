@@ -716,7 +716,7 @@ class ManyFits:
         i : int
             Its place among the data, from 0.
         data : dict, optional
-            Its data; needed where those of `fit_many` were an iterator, which can be read once.
+            Its data; needed where those of `fit_many` were an iterator, which can be read only once.
 
         Raises
         ------
@@ -981,7 +981,7 @@ class Calibration:
             reliable = self.fits.dataset.fit[~np.isin(self.fits.about("verdict"), doubtful)]
             done = done.sel(fit=done.fit.isin(reliable))
         if (n := done.sizes["fit"]) < 2:
-            raise ValueError(f"{n} fits are left: too few to tell anything of them.")
+            raise ValueError(f"{n} fits are left: too few to judge.")
         labels = [label for array in done.values() for label in element_names(array, 1)]
         columns = _measured(np.concatenate([array.values.reshape(n, -1) for array in done.values()], axis=1))
         return pd.DataFrame(columns, index=pd.Index(labels, name="quantity"))

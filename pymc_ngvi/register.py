@@ -9,19 +9,18 @@ import functools
 import inspect
 import re
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Any
 
-import numpy as np
 import pymc
 import pymc.variational
 import pymc.variational.inference
 
 from pymc.variational.opvi import Approximation
 
-from pymc_ngvi.core.messages import shortened
+from pymc_ngvi.core.messages import listed, shortened
 from pymc_ngvi.core.sizes import N_PREDICTED, Seed
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, split_options
 from pymc_ngvi.inference import NGVI, fit_ngvi, options_text
@@ -34,31 +33,17 @@ _INSTEAD: ContextVar[Callable[[], NGVIApproximation] | None] = ContextVar("pymc_
 #: Marks our wrapper and keeps what it wraps.
 _WRAPPED = "__pymc_ngvi_wrapped__"
 _ABOUT = (
-    "As of `pymc_ngvi.NGVI` and its `fit`. `n` is the most iterations. Options of other methods that have no meaning\n"
-    "here are refused, with what to use instead."
+    "As of `pymc_ngvi.NGVI` and its `fit`. `n` is the maximum number of iterations. Options of other methods are\n"
+    "refused, with what to use instead."
 )
 
 
 def register() -> None:
     """Make ``pm.fit(method="ngvi")`` work; does nothing if it does already."""
-    if not registered():
-        current = pymc.variational.inference.fit
-        wrapper = _wrap(getattr(current, _WRAPPED, current))
-        for place in _PLACES:
-            place.fit = wrapper
-
-
-def unregister() -> None:
-    """Put PyMC's own ``fit`` back; does nothing if it is there already."""
+    current = pymc.variational.inference.fit
+    wrapper = current if hasattr(current, _WRAPPED) else _wrap(current)
     for place in _PLACES:
-        original = getattr(place.fit, _WRAPPED, None)
-        if original is not None:
-            place.fit = original
-
-
-def registered() -> bool:
-    """Tell whether ``pm.fit`` knows the method."""
-    return all(hasattr(place.fit, _WRAPPED) for place in _PLACES)
+        place.fit = wrapper
 
 
 def _wrap(original: Callable[..., Approximation]) -> Callable[..., Approximation]:
@@ -81,10 +66,9 @@ def _wrap(original: Callable[..., Approximation]) -> Callable[..., Approximation
         try:
             return original(*args, **kwargs)
         except KeyError as error:
-            message = _with_suggestion(method, error)
-            if message is None:
-                raise
-            raise KeyError(message) from None
+            if isinstance(method, str) and get_close_matches(method.lower(), [METHOD]):
+                raise KeyError(f"Unknown method {method!r}: did you mean {METHOD!r}?") from error
+            raise
 
     setattr(fit, _WRAPPED, original)
     fit.__doc__ = _with_our_options(original.__doc__)
@@ -166,43 +150,17 @@ def _with_our_options(docstring: str | None) -> str:
     return f"{listed}\n\n{title}\n{'-' * len(title)}\n{_ABOUT}\n\n{options_text()}\n"
 
 
-def _with_suggestion(method: object, error: KeyError) -> str | None:
-    """Return PyMC's message for an unknown method with ours suggested; None if it was not ours that was misspelt."""
-    message = str(error.args[0]) if error.args else ""
-    if not isinstance(method, str) or not message.startswith("method should be one of"):
-        return None
-    names = sorted([METHOD, *re.findall(r"'(\w+)'", message)])
-    if get_close_matches(method.lower(), names, n=1) != [METHOD]:
-        return None
-    listed = ", ".join(map(repr, names))
-    return f"method should be one of {listed} or Inference instance; got {method!r}: did you mean {METHOD!r}?"
-
-
 def _merged(given: dict[str, Any]) -> dict[str, Any]:
     """Return all options of one call, from the arguments and from ``inf_kwargs``.
 
-    None is as good as not given: front ends pass it on. Two values that differ are an error.
+    None is as good as not given: front ends pass it on.
     """
     options = {k: v for k, v in given.items() if k not in ("method", "inf_kwargs", "kwargs")}
     options |= given.get("kwargs", {})
-    for name, value in (given.get("inf_kwargs") or {}).items():
-        direct = options.get(name)
-        if direct is None:
-            options[name] = value
-        elif value is not None and not _same(direct, value):
-            raise ValueError(
-                f"{name} is given twice and differs: {direct!r} directly, {value!r} in inf_kwargs. Give it once."
-            )
-    return options
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
-    try:
-        return a is b or bool(np.array_equal(a, b))
-    except (TypeError, ValueError):
-        return False
+    more = {name: value for name, value in (given.get("inf_kwargs") or {}).items() if value is not None}
+    if twice := [name for name in more if options.get(name) is not None]:
+        raise ValueError(f"{listed(twice)} is given directly and in inf_kwargs: give it once.")
+    return options | more
 
 
 def _fit_with(method: type[NGVI] | NGVI, given: dict[str, Any]) -> NGVIApproximation:

@@ -1,6 +1,7 @@
 """What a call shows while it works: the numbers of a fit in a table, and on the line below it what is being done."""
 
 import contextlib
+import functools
 import io
 import logging
 import sys
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from pymc.progress_bar import default_progress_theme
 from rich.box import SIMPLE_HEAD
@@ -28,7 +29,6 @@ from pymc_ngvi.core.prices import in_words
 _UNSEEN, _BAR = 0.5, 20
 #: Estimated seconds from which on they are shown, and from which on the log of a script has a line.
 _NAMED, _LOGGED = 2.0, 10.0
-_HTML = "<pre style='overflow-x:auto;line-height:normal;font-family:Menlo,\"DejaVu Sans Mono\",monospace'>{code}</pre>"
 
 
 class Display(Live):
@@ -43,25 +43,14 @@ class Display(Live):
         self.has_numbers, self._began, self._spinner = has_numbers, time.monotonic(), Spinner("dots")
         theme = theme or default_progress_theme
         console = Console(theme=theme)
+        #: Makes what writes text for a notebook.
+        self._text = functools.partial(Console, theme=theme, record=True, force_jupyter=False, force_terminal=False)
         self._in_notebook = console.is_jupyter
-        if self._in_notebook:
-            console = Console(theme=theme, file=io.StringIO(), record=True, force_jupyter=False, force_terminal=False)
-        is_seen = self._in_notebook or console.is_interactive
-        super().__init__(console=console, auto_refresh=is_seen, transient=self._in_notebook)
-
-    def start(self, refresh: bool = False) -> None:
-        """Begin, with the log above the lines: Rich redirects the stream that its handlers have taken."""
-        handlers = [*logging.root.handlers, *logging.getLogger("pymc").handlers]
-        self._handlers: list[Any] = [h for h in handlers if getattr(h, "stream", None) is sys.stderr]
-        super().start(refresh)
-        for handler in self._handlers:
-            handler.setStream(sys.stderr)
-
-    def stop(self) -> None:
-        """End, with the log where it was."""
-        super().stop()
-        for handler in self._handlers:
-            handler.setStream(sys.stderr)
+        super().__init__(
+            console=self._text(file=io.StringIO()) if self._in_notebook else console,
+            auto_refresh=self._in_notebook or console.is_interactive,
+            transient=self._in_notebook,
+        )
 
     def refresh(self) -> None:
         """Show it as it is now: in a notebook by an output that changes, as it may lack the widgets that Rich takes."""
@@ -71,10 +60,11 @@ class Display(Live):
         from IPython.display import display
 
         with self._lock:
-            self.console.file = io.StringIO()
-            self.console.print(self.get_renderable(), end="")
-            text = self.console.export_text(clear=False)
-            content = {"text/plain": text, "text/html": self.console.export_html(inline_styles=True, code_format=_HTML)}
+            console = self._text(file=io.StringIO())
+            console.print(self.get_renderable(), end="")
+            text = console.export_text(clear=False)
+            html = console.export_html(inline_styles=True, code_format="<pre style='white-space:pre'>{code}</pre>")
+            content = {"text/plain": text, "text/html": html}
             if self._output is not None:
                 self._output.update(content, raw=True)
             elif text:
@@ -82,36 +72,32 @@ class Display(Live):
 
     def get_renderable(self) -> Group:
         """Return the table, which stays at the end, and the line."""
-        now, parts = time.monotonic(), list[Table | Text]()
-        if self.is_started and now - self._began < _UNSEEN:
-            return Group()
-        clock = str(timedelta(seconds=int(now - self._began)))
-        if self.numbers is not None:
+        now, tasks, parts = time.monotonic(), list(self.tasks), list[Table | Text]()
+        clock, is_seen = str(timedelta(seconds=int(now - self._began))), now - self._began > _UNSEEN
+        if self.numbers is not None and (is_seen or not self.is_started):
             texts = self.numbers() | {"Elapsed": clock}
             columns = [Column(header, justify="right", no_wrap=True) for header in texts]
             table, clock = Table(*columns, box=SIMPLE_HEAD, show_edge=False), ""
             table.add_row(*texts.values())
             parts += [table, Text()]
-        if self.is_started:
-            parts[1:] = [self._line(clock)]
+        if self.is_started and is_seen and tasks:
+            parts[1:] = [self._line(tasks, clock)]
         return Group(*parts)
 
-    def _line(self, clock: str) -> Text:
+    def _line(self, tasks: list[Task], clock: str) -> Text:
         """Return what is being done; where it is counted, with a bar, and what takes more than a moment."""
-        tasks, bar = list(self.tasks), Text()
         of, last = next((task for task in tasks if task.total or task.completed), tasks[-1]), tasks[-1]
-        text, seconds = of.description, of.elapsed or 0.0
+        count = f": {of.completed:,}{f' of {of.total:,}' if of.total else ''}" if of.total or of.completed else ""
+        text, bar = of.description + count, Text()
         if of.total:
-            n_full = int(_BAR * of.completed / of.total)
+            part, seconds = of.completed / of.total, of.elapsed or 0.0
+            n_full = int(_BAR * part)
             bar = Text.assemble(("━" * n_full, "bar.complete"), ("━" * (_BAR - n_full), "bar.back"), " ")
-        if of.total or of.completed:
-            text += f": {of.completed:,}{f' of {of.total:,}' if of.total else ''}"
-        if of.total and of.completed:
-            clock += f", {timedelta(seconds=int(seconds * (of.total / of.completed - 1.0)))} left"
+            clock += f", {timedelta(seconds=int(seconds / part - seconds))} left" if part else ""
         if of is not last and (last.elapsed or 0.0) > _UNSEEN:
             clock += f" · {last.description}"
-        spinner = self._spinner.render(time.monotonic())
-        return Text.assemble(" ", spinner, " ", bar, f"{text}  {clock}", no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+        spinner = cast(Text, self._spinner.render(time.monotonic()))
+        return Text.assemble(" ", spinner, " ", bar, f"{text}  {clock}", no_wrap=True, overflow="ellipsis")
 
 
 _DISPLAY: ContextVar[Display | None] = ContextVar("display", default=None)
@@ -127,16 +113,21 @@ def task(
     What a call does in others is shown where the outermost one shows what it does, if it does.
     """
     text += f", {in_words(seconds)}" if seconds >= _NAMED else ""
-    begun, display = Task(TaskID(0), text, total, 0, time.monotonic), _DISPLAY.get()
+    begun = Task(TaskID(0), text, total, 0, time.monotonic)
     begun.start_time = time.monotonic()
     with contextlib.ExitStack() as stack:
-        is_first = display is None
-        display = display or Display(theme, has_numbers=has_numbers)
+        if (display := _DISPLAY.get()) is None:
+            display = Display(theme, has_numbers=has_numbers)
+            stack.callback(_DISPLAY.reset, _DISPLAY.set(display))
+            if enabled:
+                of_log = (*logging.root.handlers, *logging.getLogger("pymc").handlers)
+                handlers: Any = [handler for handler in of_log if getattr(handler, "stream", None) is sys.stderr]
+                stack.enter_context(display)
+                for handler in handlers:  # which Rich leaves below its lines, unless they take its stream
+                    stack.callback(handler.setStream, handler.stream)
+                    handler.setStream(sys.stderr)
         display.tasks.append(begun)
         stack.callback(display.tasks.pop)
-        if is_first:
-            stack.callback(_DISPLAY.reset, _DISPLAY.set(display))
-            stack.enter_context(display if enabled else contextlib.nullcontext())
         if seconds >= _LOGGED and display.is_started and not display.auto_refresh:
             logger.info(f"{text}.")
         yield begun

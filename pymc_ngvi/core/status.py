@@ -62,22 +62,21 @@ class Status(Enum):
     CONVERGED = (
         "converged",
         "The ELBO still to be gained within this family is below the tolerance.",
-        "Nothing to do; diagnose() says whether the best of the family is near enough to the posterior.",
+        "Nothing to do; diagnose() says whether the approximation is close enough to the posterior.",
     )
     LEVELLED = (
         "levelled off",
-        "The ELBO has stopped rising at the steps taken, but more than the tolerance is still to be gained, or nothing "
-        "tells how much.",
-        "approx.gap says how many nats are left, if that is known. With stochastic step rules: more n_draws, a longer "
+        "The ELBO has stopped rising, but more than the tolerance is still to be gained, or it is not known how much.",
+        "approx.gap is what is left, in nats, if that is known. With stochastic step rules: more n_draws, a longer "
         "window, a smaller step_size (if the rule takes one), or step='adaptive' on the full data. With a diagonal or "
         "block family: a smaller tol, more n_draws, or family='full'.",
     )
     NOISE_LIMITED = (
         "noise-limited",
         "The Monte Carlo noise at the largest number of draws hides whether the tolerance is met.",
-        "Raise max_draws where little is missing (approx.gap), or where it was lowered. Otherwise the posterior is far "
+        "Raise max_draws if little is missing (approx.gap), or if you lowered it. Otherwise the posterior is far "
         "from Gaussian, as with a scale for each coefficient (a horseshoe), and more draws do not help: reparametrise "
-        "(non-centred hierarchies, standardised predictors), or use pm.sample; diagnose() says what is off.",
+        "(non-centred hierarchies, standardised predictors), or use pm.sample; diagnose() says what is wrong.",
     )
     STALLED = (
         "stalled",
@@ -95,8 +94,8 @@ class Status(Enum):
     )
     OUTSIDE_SUPPORT = (
         "outside the support",
-        "More than 2 % of the draws lie where log p is not finite: nothing can be certified, and the ELBO is a mean "
-        "over the others only.",
+        "At more than 2 % of the draws, log p is not finite: the fit can't be judged, and the ELBO is a mean over the "
+        "other draws.",
         "Give the variables their support by a prior or a transform rather than by a Potential or by the data; or use "
         "pm.sample.",
     )
@@ -109,7 +108,7 @@ class Status(Enum):
     )
     DIVERGED = (
         "diverged",
-        "The approximation ran away: its ELBO is not finite, or far below that of the start.",
+        "The ELBO is not finite, or far below that of the start.",
         "Leave `step` and `step_size` out, or take a smaller step_size or more n_draws; standardise the predictors, "
         "give a `start` nearer to the posterior, or fit the full data in place of minibatches.",
     )
@@ -117,44 +116,45 @@ class Status(Enum):
         "unbounded",
         "Standard deviations keep growing: the posterior may be improper.",
         "Give these variables, or those that they depend on, proper priors (pm.Normal in place of pm.Flat, "
-        "pm.HalfNormal in place of pm.HalfFlat). If the posterior is proper but very wide, rescale them.",
+        "pm.HalfNormal in place of pm.HalfFlat); in a logistic regression, a predictor may separate the outcomes. If "
+        "the posterior is proper but very wide, rescale the variables.",
     )
     COLLAPSED = (
         "collapsed",
         "A component of the mixture shrank onto a point or ran away: log p rises without limit there, or in that "
         "direction. The last state before it is kept.",
-        "Give the model a proper prior that bounds the scale or the location in question, or fewer components.",
+        "Give the scale or the location in question a prior that bounds it, or the mixture fewer components.",
     )
     MAX_ITERATIONS = (
         "iteration limit",
         "The limit of n iterations was reached before convergence.",
-        "Call refine(n) to go on from here.",
+        "Call refine(n) to continue from here.",
     )
     OUT_OF_SECONDS = (
         "out of seconds",
         "The estimated seconds that the fit may take were used up before convergence.",
-        "Give a larger max_seconds, or call refine() to go on from here.",
+        "Give a larger max_seconds, or call refine() to continue from here.",
     )
     PAUSED = (
         "paused",
-        "The fit was left where another posterior could begin from it.",
-        "Call refine(n) to go on from here.",
+        "The fit was paused, so that another posterior could be tried.",
+        "Call refine(n) to continue from here.",
     )
     ONE_PASS = (
         "one pass",
-        "The data could be read once, and more than the tolerance is still to be gained.",
+        "The data could be read only once, and more than the tolerance is still to be gained.",
         "Give batches that can be read again: an object whose iter() begins anew, or one with __len__ and "
         "__getitem__, such as a list.",
     )
     INTERRUPTED = (
         "interrupted",
-        "The fit was interrupted from the keyboard; what there was by then is kept.",
-        "Call refine(n) to go on with the iterations, or fit again.",
+        "The fit was interrupted from the keyboard; the result so far is kept.",
+        "Call refine(n) to continue, or fit again.",
     )
     STOPPED = (
         "stopped by a callback",
         "A callback raised StopIteration; the current approximation is kept.",
-        "Call refine(n) to go on from here.",
+        "Call refine(n) to continue from here.",
     )
 
     def __init__(self, label: str, sentence: str, cure: str) -> None:

@@ -90,7 +90,9 @@ class Condition(NamedTuple):
 
 def heavy_tail(beyond: float) -> Condition:
     """Return what is asked of tails, where standard deviations are to mean something."""
-    said = f"{percent(beyond)} of a variance is farther out than all draws, if there is a variance: go by limits"
+    said = (
+        f"tails are so heavy that a variance may not exist ({percent(beyond)} of it is beyond all draws): use quantiles"
+    )
     return Condition(HEAVY, beyond, MOST_BEYOND, said)
 
 

@@ -100,7 +100,7 @@ class Constrainer:
         self._left_out = {d.name for d in self.model.deterministics} - {d.name for d in density.deterministics}
         self.names = names
         self._bambi = self.layout.bambi if deterministics else None
-        self._evaluated = names if self._bambi is None or names is None else self._bambi.needed(frozenset(names))
+        self._evaluated = names and (*names, *self.layout.bambi.coefficients)
         self._function: OnDraws | None = None
 
     @classmethod

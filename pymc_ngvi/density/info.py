@@ -33,12 +33,13 @@ from pytensor.scalar import Cast
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.basic import HalfNormalRV
 from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.subtensor import AdvancedSubtensor, indices_from_subtensor
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.core.messages import Refused
+from pymc_ngvi.core.messages import N_NAMED, Refused, listed
 from pymc_ngvi.core.types import AnyArray, Indices
 from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
-from pymc_ngvi.graphs.bambi import bambi_parameters, keep_parameters
+from pymc_ngvi.graphs.bambi import ATTRIBUTE, bambi_parameters
 from pymc_ngvi.graphs.graph import simplify
 from pymc_ngvi.graphs.rewrites import behind, named, rewritten, stored_value
 from pymc_ngvi.reading.predictors import Factor, logp_of
@@ -64,8 +65,53 @@ def not_finite_data(model: pm.Model, names: Iterable[str]) -> list[str]:
             bad = np.isnan(values) if may_be_infinite else ~np.isfinite(values)
             if bad.any():
                 which = repr(part.name) if part.name else f"an array in {name!r}"
-                found[f"{which} ({int(bad.sum()):,} of {bad.size:,} values)"] = None
+                at = places(np.argwhere(bad))
+                found[f"{which} ({int(bad.sum()):,} of {bad.size:,} values, at {at})"] = None
     return list(found)
+
+
+def places(at: Indices) -> str:
+    """Return positions in an array, (n, ndim), for a sentence."""
+    return listed([", ".join(map(str, place)) for place in at], "[{}]", N_NAMED)
+
+
+def outside_support(model: pm.Model, names: Iterable[str], point: Mapping[str, AnyArray]) -> list[str]:
+    """Return the values of observed variables that have no density at a point, in words."""
+    found = []
+    for rv in [rv for rv in model.observed_RVs if rv.name in names]:
+        with without_c(model):
+            outputs = [*model.logp(vars=[rv], sum=False), model.rvs_to_values[rv]]
+            both = model.compile_fn(outputs, inputs=model.value_vars, mode="FAST_COMPILE", on_unused_input="ignore")
+            logp, values = map(np.asarray, both(dict(point)))
+        bad = np.argwhere(np.isneginf(logp))
+        verb, of = "is" if len(bad) == 1 else "are", type(rv.owner.op).__name__.removesuffix("RV")
+        shown = [f"{rv.name}{places(at[None]) if len(at) else ''} = {values[tuple(at)]}" for at in bad]
+        said = f"{len(bad):,} of {logp.size:,} values of {rv.name} {verb} outside the support of {of}"
+        found += [f"{said}: {listed(shown, '{}', N_NAMED)}"] * bool(shown)
+    return found
+
+
+def check_indices(model: pm.Model) -> None:
+    """Raise IndexError for an array of indices that points beyond an axis whose length is known."""
+    lengths = {dim: stored_value(length) for dim, length in model.dim_lengths.items()}
+    for node in toposort([*model.basic_RVs, *model.deterministics, *model.potentials]):
+        of, *parts = node.inputs
+        if not isinstance(node.op, AdvancedSubtensor) or any(part.type.dtype == "bool" for part in parts):
+            continue
+        indices = indices_from_subtensor(parts, node.op.idx_list)
+        dims = model.named_vars_to_dims.get(of.name) or (None,) * len(indices)
+        for index, dim, static in zip(indices, dims, of.type.shape, strict=False):
+            array, length = stored_value(index), lengths.get(dim, static)
+            if length is None or not (isinstance(array, np.ndarray) and array.dtype.kind in "iu"):
+                continue
+            bad, name = np.argwhere((array >= length) | (array < -length)), index.name or "an index"
+            if len(bad):
+                axis = f"dim {dim!r}" if dim else "an axis"
+                raise IndexError(
+                    f"{len(bad):,} of {array.size:,} values of {name} are beyond {axis} of {of.name or 'a variable'}, "
+                    f"which has length {length}: {name}{places(bad[:1])} = {array[tuple(bad[0])]}. Indices run from 0 "
+                    f"to {length - 1}."
+                )
 
 
 def constant_data(model: pm.Model) -> list[str]:
@@ -90,6 +136,7 @@ def check_model(model: pm.Model) -> None:
             f"The model has no free variables (variables: {quoted(v.name for v in model.basic_RVs) or 'none'}): "
             "there is nothing to fit. Add at least one unobserved continuous variable."
         )
+    check_indices(model)
     # Variables that read a minibatch have to be scaled to the whole data.
     variables = set(model.basic_RVs)
     unscaled = [
@@ -504,7 +551,7 @@ def with_replacements(
             toposort_replace(fgraph, pairs(memo))
         changed: pm.Model = model_from_fgraph(fgraph, mutate_fgraph=True)
     changed.check_bounds = model.check_bounds
-    keep_parameters(changed, bambi_parameters(model))
+    setattr(changed, ATTRIBUTE, bambi_parameters(model))
     for name, value in initial_values.items():
         changed.set_initval(changed[name], value)
     place = {name: number for number, name in enumerate(model.named_vars)}

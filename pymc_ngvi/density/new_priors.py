@@ -114,7 +114,7 @@ def unnormalised(model: pm.Model) -> list[str]:
     for term in model.potentials:
         if not getattr(term.tag, _MARK, False):
             reasons.append(
-                f"the Potential {term.name!r} may have any scale (pymc_ngvi.normalised(...) around it says otherwise)"
+                f"the Potential {term.name!r} may have any scale (unless it is wrapped in pymc_ngvi.normalised(...))"
             )
     return reasons
 

@@ -24,6 +24,7 @@ import numpy as np
 import pymc as pm
 
 from pytensor.graph import Variable, ancestors
+from rich.progress import Task
 from threadpoolctl import threadpool_limits
 
 from pymc_ngvi.core.messages import RowsGivenUp, logger, shortened
@@ -523,10 +524,6 @@ def _entries(hessian: MeanHessian, pattern: Pattern | None, n_dim: int) -> Array
 # --- where shards are evaluated: in this process, or by any executor of `concurrent.futures` ---
 
 
-#: Is told how many shards are done.
-type Done = Callable[[int], object]
-
-
 #: The shards of this process, those used last at the end.
 _SHARDS = OrderedDict[tuple[str, int], Shard]()
 
@@ -577,30 +574,30 @@ def hold_threads(recipe: Recipe) -> None:
 
 
 #: Returns the answer of each shard, in the order of the keys.
-type Engine = Callable[[Recipe, Requests, Done], list[object]]
+type Engine = Callable[[Recipe, Requests, Task], list[object]]
 
 
-def in_process(recipe: Recipe, requests: Requests, done: Done) -> list[object]:
+def in_process(recipe: Recipe, requests: Requests, done: Task) -> list[object]:
     """Evaluate shards one after another, in this process."""
     result = []
     with threadpool_limits(1, user_api="blas"):
         each = requests if isinstance(requests, Sequence) else [requests] * len(recipe.keys)
         for number, request in enumerate(each):
             result.append(kept(recipe, number).answer(request))
-            done(number + 1)
+            done.completed += 1
     return result
 
 
-def by_executor(executor: Executor, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
+def by_executor(executor: Executor, recipe: Recipe, requests: Requests, done: Task) -> list[object]:
     """Evaluate shards by an executor: threads, processes, or anything with ``submit``."""
     futures: list[Future[object]] = []
     try:
         with threadpool_limits(1, user_api="blas"):
             for number, request in enumerate(pickled(recipe, requests)):
                 futures.append(executor.submit(answer_of, recipe, number, request))
-            for n, future in enumerate(as_completed(futures)):
+            for future in as_completed(futures):
                 future.result()
-                done(n + 1)
+                done.completed += 1
     except (BrokenExecutor, RuntimeError) as error:
         if isinstance(error, ShardError):
             raise
@@ -642,7 +639,7 @@ class OnDask:
         self._shards: tuple[str, list[Any]] = ("", [])
         self._cluster = Cluster(client, *_SAID)
 
-    def __call__(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
+    def __call__(self, recipe: Recipe, requests: Requests, done: Task) -> list[object]:
         """Return the answer of each shard, in the order of the keys."""
         self._cluster.check()
         asked, shards = pickled(recipe, requests), self._made(recipe)
@@ -658,7 +655,7 @@ class OnDask:
                         continue
                     result[number] = value
                     del waiting[number]
-                    done(len(shards) - len(waiting))
+                    done.completed = len(shards) - len(waiting)
                 if again and max(lost.values()) > _MOST_LOST:
                     [(number, times)] = lost.most_common(1)
                     raise BrokenExecutorError(
@@ -939,7 +936,7 @@ class Shards:
         """Return the answer of each shard, in the order of the keys: one pass through the data."""
         self.n_passes += 1
         with task("Shards", len(self.keys)) as shards:
-            return self._engine(self._recipe, requests, functools.partial(setattr, shards, "completed"))
+            return self._engine(self._recipe, requests, shards)
 
     def look(self, theta: Array) -> tuple[tuple[str, ...], frozenset[str], dict[str, int]]:
         """Check that shards are parts of one model, at points (n_points, n_dim).

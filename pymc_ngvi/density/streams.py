@@ -90,7 +90,7 @@ class StreamReport:
         elif self.gap < float("inf"):
             said.append(f"The last one moved means by {sds} and gained {gap}; less is left.")
         if self.is_held:
-            said.append("Batches are not the same in each pass: q moved at the ends of passes alone.")
+            said.append("Batches differ from pass to pass: q was updated at the end of each pass only.")
         if self.ordered:
             said.append(f"The data seem to be ordered: {self.ordered}.")
         return " ".join(said)
@@ -128,8 +128,8 @@ _WHAT = (
     "__iter__, or one with __len__ and __getitem__"
 )
 _NO_OTHER = (
-    "batches is an iterator, which can be read once: there is no other pass through the data. Give an object whose "
-    "iter() begins anew."
+    "batches is an iterator, which can be read only once: there is no other pass through the data. Give an object "
+    "whose iter() begins anew."
 )
 
 
@@ -166,12 +166,12 @@ class BatchSource:
         if self._ahead is None:
             if self.is_read_once and self._open is not None:
                 raise BatchError(
-                    "batches is an iterator, which can be read once, and was read by an earlier fit: give another one, "
-                    "or an object whose iter() begins anew."
+                    "batches is an iterator, which can be read only once, and was read by an earlier fit: give another "
+                    "one, or an object whose iter() begins anew."
                 )
             found = self._following(Place())
             if found is None:
-                once = " Iterators can be read once: this one may have been read before." if self.is_read_once else ""
+                once = " Iterators can be read only once: this one may be used up." if self.is_read_once else ""
                 raise BatchError(f"batches is empty: it gave nothing.{once}")
             self._ahead = found
         return self._ahead[1]
@@ -204,8 +204,8 @@ class BatchSource:
         """Go through all batches, in the source's own order."""
         if self.is_read_once:
             raise BatchError(
-                "batches is an iterator, which can be read once: what needs log p of all the data can't be had. Give "
-                "an object whose iter() begins anew."
+                "batches is an iterator, which can be read only once: what needs log p of all the data can't be had. "
+                "Give an object whose iter() begins anew."
             )
         if self.n_batches is not None:
             for which in range(self.n_batches):
@@ -601,7 +601,7 @@ class StreamDensity(Sum):
     @property
     def why_in_part(self) -> str:
         """Why log p is not to be had with all of the data; empty where another pass gives it."""
-        return self.elsewhere or ("its data could be read once" if self.is_read_once else "")
+        return self.elsewhere or ("its data could be read only once" if self.is_read_once else "")
 
     @property
     def likelihood_seconds(self) -> float:

@@ -493,7 +493,7 @@ class ModeSearch:
             seconds = min(seconds, max(self.max_seconds - of_fit, 0.0))
         n_climbs = int(_OF_CLIMBS * seconds / (each * of_climb))
         if n_climbs < _FEWEST_CLIMBS:
-            logger.debug("Other modes are not looked for: evaluations of this model are dear.")
+            logger.debug("There is no search for other modes: evaluations of this model are slow.")
             return None
         n_climbs = min(n_climbs, _MOST_CLIMBS)
         n_looked = min(int(0.5 * _OF_CLIMBS * seconds / each), _MOST_LOOKED)

@@ -516,7 +516,7 @@ def _check_draws(choice: Choice, of_rule: Mapping[str, Any]) -> None:
 def check_n(n: object) -> int:
     """Return the number of iterations as an int; raise ValueError for a negative or broken number."""
     if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 0:
-        raise ValueError(f"n is the most iterations, a whole number of at least 0; got {n!r}.")
+        raise ValueError(f"n is the maximum number of iterations, a whole number of at least 0; got {n!r}.")
     return int(n)
 
 
@@ -758,10 +758,10 @@ _REFUSED = {
     "fn_kwargs": "use `compile_kwargs`",
     "seed": "use `random_seed`",
     "random_state": "use `random_seed`",
-    "draws": "pass it to `approx.sample(draws)`; `n` is the most iterations",
+    "draws": "pass it to `approx.sample(draws)`; `n` is the maximum number of iterations",
     "chains": "there is one fit; pass it to `approx.sample(draws, chains=4)`, which arranges draws in chains",
     "cores": "BLAS has the threads that OMP_NUM_THREADS says; data in shards take processes",
-    "tune": "nothing is tuned; `n` is the most iterations, and the fit stops by itself",
+    "tune": "nothing is tuned; `n` is the maximum number of iterations, and the fit stops by itself",
     "target_accept": "there are no proposals to accept; choose a rule with `step`",
     "init": "use `start` for means, and `start_sigma` for standard deviations",
     "initvals": "use `start`",

@@ -16,7 +16,7 @@ from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, GaussianState, Indices, Rule, Target, VariationalState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.by_rows import NO_ROWS
-from pymc_ngvi.density.info import initial_point_function, not_finite_data
+from pymc_ngvi.density.info import initial_point_function, not_finite_data, outside_support
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, Family, Maker
 from pymc_ngvi.families.gaussian import Gaussian, Partition
 from pymc_ngvi.families.sparse import SparseStructure, find_blocks, structure_of
@@ -235,11 +235,16 @@ def _narrowed(best: _TriedStart, scales: Sequence[Array], tried: Callable[[Array
 def _start_message(density: ModelDensity, point: Array, scale: float) -> str:
     bad = {name: value for name, value in density.terms(point).items() if not np.isfinite(value)}
     listed = ", ".join(f"{name} ({value})" for name, value in bad.items())
-    in_shards = density.is_sharded  # their model is that of one of them
-    if data := not_finite_data(density.model, () if in_shards else bad):
+    known = () if density.is_sharded else bad  # the model of shards is that of one of them
+    if data := not_finite_data(density.model, known):
         return (
             "The log density is not finite at the start because of data that are not: "
             f"{', '.join(data)}. Terms that are not finite: {listed}. Leave these rows out, or impute the values."
+        )
+    if outside := outside_support(density.model, known, density.layout.unflatten(point)):
+        return (
+            f"The log density is not finite at the start: {'; '.join(outside)}. Check these values and the "
+            "distribution, or give a `start` from which they are possible."
         )
     where = (
         f"Terms that are not finite there: {listed}."

@@ -16,7 +16,7 @@ from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import N_NAMED, Failed, Reason, Refused, listed, logger, percent, warn
 from pymc_ngvi.core.sizes import N_SHOWN
-from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status, format_gap
+from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, Elbo, StartError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Assessment, VariationalState
 from pymc_ngvi.core.verdict import NOT_TESTED, Against, Condition, Verdict, Word
@@ -113,10 +113,10 @@ def of_modes(modes: Sequence[OtherMode], q: Any, layout: Layout, cure: str = "")
     apart = np.abs(modes[0].q.mean() - mean) / sd
     far = np.argsort(-apart)[:N_NAMED]
     far = far[apart[far] > _NEAR_FARTHEST * apart[far[0]]]
-    place = ", ".join(f"`{layout.label(int(i))}` = {modes[0].q.mean()[i]:.3g} (q: {mean[i]:.3g})" for i in far)
+    place = ", ".join(f"`{layout.label(int(i))}` = {modes[0].q.mean()[i]:.3g} (here {mean[i]:.3g})" for i in far)
     what, at = ("another mode", "at") if len(modes) == 1 else (f"{len(modes)} other modes", "the largest at")
     mass = percent(share, ".0f" if share >= 0.01 else ".1f")
-    said = f"the posterior has {what}, with {mass} of the mass, {at} {place}, which q leaves out"
+    said = f"the posterior has {what}, with {mass} of the mass, {at} {place}, which the approximation leaves out"
     return [Condition("modes", share, 0.0, said, against, cure=cure)]
 
 
@@ -277,7 +277,7 @@ class FitRecord:
         """What happened: of the status, or of some coordinates; what was not done; what is odd about the data."""
         said = self.status.sentence
         if self.improper:
-            said = f"The posterior is improper: far out, its density does not fall in {listed(self.improper, _NAME)}."
+            said = f"The posterior is improper: its density does not fall off with {listed(self.improper, _NAME)}."
         elif self.growing:
             which, verb = ("deviation", "keeps") if len(self.growing) == 1 else ("deviations", "keep")
             said = (
@@ -285,8 +285,8 @@ class FitRecord:
             )
         if self.constant:
             said = (
-                f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, "
-                f"nothing bounds it from below: check the data. {said}"
+                f"Observed values do not vary: {', '.join(self.constant)}. If their standard deviation is a parameter, "
+                "log p rises without limit as it goes to 0: check the data."
             )
         return said + f" Not done: {', '.join(self.undone)}." * bool(self.undone)
 
@@ -358,28 +358,14 @@ class FitRecord:
         if verdict.is_exact:
             what = "Exact posterior"
         if self.is_prior:
-            what, also = "Prior of the model, which has no observed variables,", ""
+            what = "Prior of the model, which has no observed variables,"
+            also = also * (verdict.word is Word.NOT_RELIABLE)
         said = f"{what} in {self.compile_seconds + self.run_seconds:,.1f} s"
-        if verdict.word is Word.NOT_JUDGED or (self.is_pool and verdict.word is Word.RELIABLE):
+        is_open = verdict.word is Word.NOT_JUDGED or (self.is_pool and verdict.word is Word.RELIABLE)
+        if is_open and not self.is_prior:
             return f"{said}; approx.summary() shows it, and whether it is reliable."
-        return f"{said}{': ' * bool(also)}{also}{'; approx.summary() shows it' * verdict.is_reliable}."
-
-    @property
-    def bookkeeping(self) -> str:
-        """What the fit took, and what it came to, in figures."""
-        evaluations = f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians"
-        if self.estimator == "quadrature":
-            n = min(self.n_gradients, self.n_hessians)  # each counts as both
-            evaluations = f"{n:,} expectation{'s'[: n != 1]}"
-        relative = f", reparam={self.reparam!r}" if self.reparam else ""
-        what = f"{self.family} family{relative}" + (f": {self.family_reason}" if self.family_reason else "")
         return (
-            f"{self.outcome}: ELBO {self.elbo}, "
-            f"gap {format_gap(self.gap, ' nats')}, "
-            f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
-            f"{evaluations}, "
-            f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
-            f"({what}; {self.backend} backend)."
+            f"{said}{': ' * bool(also)}{also}{'; approx.summary() shows it' * (verdict.word is not Word.NOT_RELIABLE)}."
         )
 
 
@@ -420,8 +406,7 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
     """Say in a line what came of a fit, and the rest at DEBUG; warn where it did not converge."""
     stream, status = "" if record.stream is None else str(record.stream), record.status
     logger.info(record.closing_line())
-    further = [record.bookkeeping, stream, record.posterior, getattr(q, "remark", ""), record.restarted]
-    logger.debug(" ".join(filter(None, further)))
+    logger.debug(f"{record} {stream} {getattr(q, 'remark', '')}")
     if record.is_pool:
         return
     if record.stream is not None and record.stream.warning:
@@ -496,7 +481,7 @@ class SoFar[A: Any]:
                 return False
             record = replace(record, status=Status.INTERRUPTED, status_before=record.status)
         elif self._will_do and isinstance(error, Exception) and not isinstance(error, MemoryError):
-            said = _told("What was to come after this posterior", "It is kept.", error, logging.WARNING)
+            said = _told("A later step", "It is kept.", error, logging.WARNING)
             approx, undone = self._now()
             record, undone = cast(FitRecord, approx.record), (f"{', '.join(undone)} ({said})",)
         else:

@@ -103,6 +103,9 @@ class Watched:
                 break
             # What is proper is only wide: the fit goes on, and standard deviations are compared with those of now.
             state = until(replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING), last)
+        is_far = state.status.can_be_followed and state.status not in (Status.CONVERGED, Status.PAUSED)
+        if is_far and self._density is not None and constant_data(self._density.model):
+            return replace(state, status=Status.COLLAPSED)  # a scale goes to 0, from wherever a fit begins
         return state
 
     def ended(self, state: loop.LoopState) -> loop.LoopState:
@@ -717,7 +720,8 @@ class FitSession:
     def _look_elsewhere(self, last: int, observe: loop.Observer) -> None:
         """Look for other modes, fit from these, and keep the best of all."""
         first = best = Ended(self._state, *self._figures)
-        is_at_end = first.state.status.ended_by_itself and first.state.n_iterations < last  # or else it may go on
+        ended = first.state.status
+        is_at_end = ended.ended_by_itself and first.state.n_iterations < last and ended is not Status.COLLAPSED
         if self._search is None or self._assessed is None or not is_at_end:
             return
         target, what, searched = self._problem.target, "the search for other modes", None

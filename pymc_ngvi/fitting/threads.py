@@ -4,7 +4,7 @@ import functools
 import threading
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 
 from threadpoolctl import ThreadpoolController
@@ -21,16 +21,13 @@ class SharedContext:
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
-        self._make, self._lock, self._n_inside = make, threading.Lock(), 0
-        self._context: AbstractContextManager[object]
+        self._make, self._lock, self._n_inside, self._stack = make, threading.Lock(), 0, ExitStack()
 
     def __enter__(self) -> None:
         """Enter it, unless a thread is inside."""
         with self._lock:
             if not self._n_inside:
-                context = self._make()
-                context.__enter__()
-                self._context = context
+                self._stack.enter_context(self._make())
             self._n_inside += 1
 
     def __exit__(
@@ -40,7 +37,7 @@ class SharedContext:
         with self._lock:
             self._n_inside -= 1
             if not self._n_inside:
-                self._context.__exit__(None, None, None)
+                self._stack.close()
 
 
 # --- how many threads linear algebra may take ---

@@ -7,9 +7,9 @@ linear predictor at mean predictors. It moves draws of NUTS to predictors of zer
 import gc
 import sys
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -19,25 +19,16 @@ from pymc_ngvi.core.types import AnyArray, Array
 
 #: The dim that Bambi gives to the rows of its data.
 OBS = "__obs__"
-#: Attribute of a PyMC model that holds what is known of its Bambi model.
-_ATTRIBUTE = "_pymc_ngvi_bambi"
-
-
-class Centring(NamedTuple):
-    """The intercept of one linear predictor whose predictors are centred."""
-
-    intercept: str
-    #: Of the common terms, in the order of the columns of the predictors.
-    coefficients: tuple[str, ...]
-    #: Of these columns.
-    means: Array
+#: Attribute of a PyMC model that holds its `BambiParameters`.
+ATTRIBUTE = "_pymc_ngvi_bambi"
 
 
 @dataclass(frozen=True, eq=False)
 class BambiParameters:
     """The parameters of a Bambi model, as functions of the variables of its PyMC model."""
 
-    centrings: tuple[Centring, ...] = ()
+    #: By the names of intercepts: the coefficients of centred predictors, and the means of the columns of these.
+    centrings: Mapping[str, tuple[Sequence[str], Array]] = field(default_factory=dict)
     #: Variables that Bambi's own results leave out: the raw effects of groups, and parameters of the rows.
     left_out: frozenset[str] = frozenset()
     #: The Bambi model, and the rows of its data; None where this comes from a pickle.
@@ -48,9 +39,10 @@ class BambiParameters:
         """Pickle, and copy, without the Bambi model."""
         return BambiParameters, (self.centrings, self.left_out)
 
-    def needed(self, names: frozenset[str]) -> frozenset[str]:
-        """Return names of variables, with the coefficients that their intercepts depend on."""
-        return names.union(*(c.coefficients for c in self.centrings if c.intercept in names))
+    @property
+    def coefficients(self) -> list[str]:
+        """Names of the coefficients of centred predictors."""
+        return sorted({name for coefficients, _ in self.centrings.values() for name in coefficients})
 
     def uncentred(self, values: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """Return values of variables, (n_draws, *shape), with intercepts at predictors of zero.
@@ -58,7 +50,7 @@ class BambiParameters:
         Intercepts whose coefficients are not all there stay as they are.
         """
         result = dict(values)
-        for intercept, coefficients, means in self.centrings:
+        for intercept, (coefficients, means) in self.centrings.items():
             if {intercept, *coefficients} <= values.keys():
                 centred = values[intercept]
                 # Columns come first among the axes of a coefficient, classes of the response last.
@@ -70,16 +62,10 @@ class BambiParameters:
 
 def bambi_parameters(model: pm.Model) -> BambiParameters:
     """Return what is known of the Bambi model that built a PyMC model; without parameters where none did."""
-    known = vars(model).get(_ATTRIBUTE)
-    if known is None:
-        known = _found(model) if OBS in model.coords else BambiParameters()
-        keep_parameters(model, known)
+    if not hasattr(model, ATTRIBUTE):
+        setattr(model, ATTRIBUTE, _found(model) if OBS in model.coords else BambiParameters())
+    known: BambiParameters = getattr(model, ATTRIBUTE)
     return known
-
-
-def keep_parameters(model: pm.Model, parameters: BambiParameters) -> None:
-    """Let a PyMC model, such as a copy, have the parameters of a Bambi model."""
-    setattr(model, _ATTRIBUTE, parameters)
 
 
 def _found(model: pm.Model) -> BambiParameters:
@@ -90,18 +76,18 @@ def _found(model: pm.Model) -> BambiParameters:
         spec = backend.get("spec")
         if bambi is None or not isinstance(spec, bambi.Model) or backend.get("components") is None:
             continue  # its backend, which refers to both, has what it centred
-        centrings = []
+        centrings = {}
         for part in backend["components"].values():
             design = getattr(part, "design_matrix_without_intercept", None)  # None where nothing is centred
             if design is not None:
-                terms = (term.alias or term.name for term in part.component.common_terms.values())
+                terms = [term.alias or term.name for term in part.component.common_terms.values()]
                 intercept = part.component.intercept_term
                 means = np.asarray(design, dtype=np.float64).mean(axis=0)
-                centrings.append(Centring(intercept.alias or intercept.name, tuple(terms), means))
+                centrings[intercept.alias or intercept.name] = terms, means
         of_rows = {d.name for d in model.deterministics} & {*spec.family.likelihood.params}
         raw = {name for name in model.named_vars if name.endswith("_offset")}
         data = spec._response_component.response.data
-        return BambiParameters(tuple(centrings), frozenset(of_rows | raw), spec, data)
+        return BambiParameters(centrings, frozenset(of_rows | raw), spec, data)
     warn(
         "The Bambi model of this PyMC model was not found: one of them is a copy, or was deleted. Intercepts are "
         "therefore those at mean predictors, not at predictors of zero. Fit with bambi_model.fit("

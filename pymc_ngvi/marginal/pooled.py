@@ -508,7 +508,7 @@ class WeightChecks(PoolVerdict):
     def own(self) -> list[Condition]:
         """All that is asked of it."""
         limit = khat_limit(self.n_draws)
-        said = f"Pareto k-hat is {self.khat:.2f}, above {limit:.2g}, so that few draws decide"
+        said = f"Pareto k-hat is {self.khat:.2f}, above {limit:.2g}: a few draws have most of the weight"
         return [
             Condition("k-hat", self.khat, limit, said, is_excused=self.weights_help),
             *few_draws("effective size", self.effective_size, ENOUGH, "the effective sample size"),

@@ -574,7 +574,7 @@ class Sampler:
                 continue
             proposal, margins = self._fitted(draws, margins)
         if draws.effective_size < 1.0 + 0.5 * p or not np.ptp(draws.g, axis=0).all():
-            raise Hopeless(Reason.HOPELESS, "a single value of the hyperparameters has nearly all the weight")
+            raise Hopeless(Reason.HOPELESS, "one draw of the hyperparameters has nearly all the weight")
         return draws
 
     def again(self) -> OutsideDraws:
@@ -702,7 +702,7 @@ class Sampler:
         near, far = self._inside.log_m(points.reshape(-1, len(mode.at))).reshape(2, -1)
         known = np.isfinite(near) & np.isfinite(far)
         if (near[known] - far[known] < np.log(_FAR_END / _NEAR_END)).any():
-            raise Hopeless(Reason.HOPELESS, "the posterior of the hyperparameters has no end: it may be improper")
+            raise Hopeless(Reason.HOPELESS, "the posterior of the hyperparameters may be improper")
 
     # --- rounds ---
 
@@ -758,7 +758,7 @@ class Sampler:
         log_all, log_near = self._log_densities(g)
         has_fit = np.concatenate([np.isfinite(part.log_ratio).any(axis=1) for part in parts])
         if not has_fit.any():
-            raise Hopeless(Reason.HOPELESS, "there is a fit at none of the hyperparameters")
+            raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted at any value of the hyperparameters")
         is_wide = np.repeat([one.is_wide for one in self._rounds], [len(one.g) for one in self._rounds])
         return OutsideDraws(
             g[has_fit],

@@ -117,28 +117,28 @@ class Checks(PoolVerdict):
                 f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),
             *few_draws("effective size", size, least_size, "the effective size of the draws"),
             Condition("efficiency", self.efficiency, GOOD,
-                f"only {percent(self.efficiency)} of the draws are effective: proposals are not near to the "
-                "posterior, and weights don't tell what they miss", at_least=True),
+                f"only {percent(self.efficiency)} of the draws are effective: the proposal is far from the "
+                "posterior, and weights don't show what it misses", at_least=True),
             Condition("sd", self.sd_error, MOST_ERROR,
-                f"a standard deviation of the global parameters is known to {percent(self.sd_error)} only, from the "
-                "weights of a thin tail"),
+                f"a standard deviation of the global parameters is known to within {percent(self.sd_error)} only, from "
+                "the weights of a thin tail"),
             Condition("tail", self.tail, LEAST_TAIL * min(size, N_SHOWN),
                 f"a limit of the global parameters rests on an effective size of {self.tail:.0f} draws beyond it, "
                 f"below {LEAST_TAIL * min(size, N_SHOWN):.0f}", at_least=True),
             Condition("missed", self.missed, MOST_MOVED,
-                "draws far out have weight, and move means or standard deviations of the global parameters: some of "
-                "the posterior has been missed"),
+                "draws far out have enough weight to change means or standard deviations of the global parameters: "
+                "a part of the posterior was missed"),
             heavy_tail(self.beyond),
             Condition("rule", self.rule_error, SLIGHT,
                 f"the quadrature has not settled with {self.n_nodes} nodes (log marginal density changes by "
                 f"{self.rule_error:.2f} nats with more)"),
             Condition("lost", self.lost, MOST_LOST,
-                f"{percent(self.lost, ".1f")} of the draws have quadrature nodes off their centres"),
+                f"{percent(self.lost, ".1f")} of the draws have quadrature nodes in the wrong place"),
             Condition("modes", self.elsewhere, MOST_SHORT,
                 f"given the global parameters, a group effect has {percent(self.elsewhere)} of its mass at another "
                 "mode, where there are no quadrature nodes"),
             Condition("effects", self.effects, MOST_SHORT,
-                f"a mean or a standard deviation of draws of one group effect is {percent(self.effects)} off"),
+                f"a mean or a standard deviation of a group effect is wrong by {percent(self.effects)}"),
         ]  # fmt: skip
 
     @property

@@ -143,7 +143,7 @@ class Worth:
             gained = f"gains {amount} over" if self.significant else "gains nothing over"
             return (
                 f"One component is left of the mixture, which {gained} the Gaussian that it began from: not worth it, "
-                "a fit without family='mixture' comes to the same."
+                "a fit without family='mixture' is the same."
             )
         number = f"{self.n_effective:.1f}"
         within = "" if self.significant else ", within the error"
@@ -155,7 +155,7 @@ class Worth:
 
     def _verdict(self) -> str:
         if self.significant and self.gain >= TOL:
-            return "worth it" if self.usable else "worth it for the bulk of the posterior, not for its tails"
+            return "worth it" if self.usable else "worth it for the bulk of the posterior, but not for its tails"
         if self.khat is not None and self.usable and not self.usable_gaussian:
             return "worth it for importance weights alone"
         return "not worth it, one Gaussian is enough"

@@ -118,19 +118,19 @@ class MovedChecks(PoolVerdict):
             Condition("trend", self.trend, self.most_trend,
                 f"the chains still drift: a mean changes by {self.trend:.1f} standard errors between their halves"),
             Condition("far draws", self.n_far, 0,
-                f"{self.n_far:,} draws have a log p far below that of all others: chains that are still on their way"),
+                f"{self.n_far:,} draws have a log p far below that of all others: these chains have not arrived"),
             Condition("diverging", self.diverging, MOST_DIVERGING,
                 f"{percent(self.diverging, ".1f")} of the trajectories diverge: where they do, draws may be missing"),
             Condition("height", self.height, MOST_HEIGHT,
-                "chains pass by points whose log p is far above that of all draws, and are refused there: the "
+                "chains meet points whose log p is far above that of all draws, and do not stay there: the "
                 "posterior has a narrow peak"),
             *few_draws("bulk size", self.bulk, ENOUGH, "the bulk effective sample size"),
             *few_draws("tail size", self.tail, ENOUGH, "the tail effective sample size"),
             Condition("limits", self.limit_error, MOST_LIMIT_ERROR,
-                f"a 5 or 95 % limit is known to {self.limit_error:.2f} standard deviations only", Against.SIZE),
+                f"a 5 or 95 % quantile is known to {self.limit_error:.2f} standard deviations only", Against.SIZE),
             heavy_tail(self.beyond),
             Condition("peak size", self.peak, self.least_peak,
-                f"few chains are where log p is highest, and stay there: an effective sample size of {self.peak:,.0f}, "
+                f"few chains reach where log p is highest: an effective sample size of {self.peak:,.0f} there, "
                 f"below {self.least_peak:,.0f}", at_least=True),
             *(of_modes if self.n_modes > 1 else []),
         ]  # fmt: skip

@@ -110,14 +110,14 @@ class NestedChecks(PoolVerdict):
             self._of_tail(HEAVIEST),
             *few_draws("effective size", self.effective_size, wanted, "the effective size of the hyperparameters"),
             Condition("moved", self.moved, MOST_MOVED,
-                f"hyperparameters from farther out move a mean by {self.moved:.1f} of its standard errors"),
+                f"hyperparameters from farther out change a mean by {self.moved:.1f} of its standard errors"),
             Condition("lost", self.lost, _MOST_LOST,
                 f"the latent variables can't be fitted at {percent(self.lost)} of the hyperparameters"),
         ]  # fmt: skip
         if not self.claims_exact:
-            said = f"the log marginal density of the hyperparameters is known to {self.error:.2f} nats only"
+            said = f"the log marginal density of the hyperparameters is known to within {self.error:.2f} nats only"
             return [*found, Condition("log m", self.error, MOST_ERROR, said), joint]
-        few = "there are too few draws to measure how even the weights of latent variables are"
+        few = "there are too few draws to judge the weights of the latent variables"
         return [
             *found,
             self._of_tail(MOST_KHAT, Against.EXACT, is_excused=has_light_tail(self.khat, self.n_values)),
@@ -132,7 +132,7 @@ class NestedChecks(PoolVerdict):
                 Against.EXACT),
             # Draws of a Gaussian at one mode know nothing of another one: their weights are even all the same.
             Condition("concave", float(not self.is_concave), 0.5,
-                "given the hyperparameters, the latent variables may have other modes, where no Gaussian is",
+                "given the hyperparameters, the latent variables may have other modes, which no Gaussian covers",
                 Against.EXACT),
         ]  # fmt: skip
 

@@ -260,7 +260,7 @@ class ManyChains(NamedTuple):
 
 
 class MovedKind(PosteriorKind[ManyChains]):
-    """Draws of the fit, moved until they have arrived: for models that nothing else helps with."""
+    """Draws of the fit, moved until they have arrived: for models that have no other exact posterior."""
 
     name = "moved"
     may_come_first = True
@@ -271,7 +271,7 @@ class MovedKind(PosteriorKind[ManyChains]):
         if density.why_in_part:
             raise Unavailable(Reason.IN_PART, density.why_in_part)
         if density.is_sharded:
-            raise Unavailable(Reason.IN_PART, "its data are in shards, and each step would ask all of them")
+            raise Unavailable(Reason.IN_PART, "its data are in shards, and each step would need all of them")
         is_few = isinstance(density, LogDensity) and density.batch_size < _AT_ONCE
         return ManyChains((1 if is_few else 2) * _FEW_CHAINS, density.n_dim)
 
@@ -310,7 +310,7 @@ class MovedKind(PosteriorKind[ManyChains]):
         checks = ended.checks
         if not checks.tells_limits:
             raise Failed(
-                Reason.NOT_PASSED, f"moved draws have not arrived ({checks.figures}): {'; '.join(checks.failures)}"
+                Reason.NOT_PASSED, f"the chains have not converged ({checks.figures}): {'; '.join(checks.failures)}"
             )
         return MovedDraws(*ended.draws, checks, fits[0], tuple(fits[1:]), ended.mass, density)
 

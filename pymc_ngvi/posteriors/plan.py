@@ -51,9 +51,9 @@ class TimeBudget:
     def sentence(self) -> str:
         """What may follow the fit."""
         if self.max_seconds is None:
-            return f"After the Gaussian fit, {in_words(self.left())} may follow."
+            return f"Time limit after the Gaussian fit: {in_words(self.left())}."
         if math.isinf(self.max_seconds):
-            return "It was asked for: any number of seconds."
+            return "No time limit, as it was asked for."
         return f"max_seconds={self.max_seconds:g} in all."
 
 

@@ -431,7 +431,7 @@ class NGVIApproximation(Approximation):
     # --- draws ---
 
     def draw_flat(self, n: int, random_seed: Seed = None) -> Array:
-        """Draw from q.
+        """Draw from the approximate posterior.
 
         Parameters
         ----------
@@ -447,6 +447,7 @@ class NGVIApproximation(Approximation):
         """
         return self._posterior.draw(check_draws(n), self.generator(random_seed))
 
+    @task("Drawing from the posterior")
     def sample(
         self,
         draws: int = 500,
@@ -474,7 +475,8 @@ class NGVIApproximation(Approximation):
         var_names : str or sequence of str, optional
             Free variables, Deterministics, or unconstrained values (``sd_log__``): only these are evaluated and kept.
             Default: all, but for Deterministics that read ``pm.Minibatch`` data, which have the rows of one batch. For
-            all rows, or new ones: ``pm.sample_posterior_predictive`` in a model of these.
+            all rows, or new ones: ``pm.sample_posterior_predictive`` in a model of these. Of a Bambi model, those that
+            Bambi's own results have.
         importance : {"psis", "psir"}, optional
             Correct q by Pareto-smoothed importance weights. "psis": draws of q, with ``log_weight`` in
             ``sample_stats``, normalised. "psir": draws without weights, resampled from ten times as many (at least
@@ -495,7 +497,9 @@ class NGVIApproximation(Approximation):
         Returns
         -------
         xarray.DataTree or MultiTrace
-            Group ``posterior`` holds free variables on their constrained scale and Deterministics. With
+            Group ``posterior`` holds free variables on their constrained scale and Deterministics. Of a Bambi model,
+            intercepts are at predictors of zero, as in Bambi's own results, for ``model.predict`` and its like;
+            ``pm.sample_posterior_predictive`` in the PyMC model would need those at mean predictors. With
             ``log_p=True``, ``sample_stats`` holds ``log_p`` (unnormalised, Jacobian included) and ``log_q``, both on
             the unconstrained scale; ``log_p`` is left out where ``pm.set_data`` changed the data after the fit, since
             the draws are not from the posterior given the new data. For mixtures, ``sample_stats`` has the
@@ -595,12 +599,12 @@ class NGVIApproximation(Approximation):
 
     @property
     def mean_data(self) -> xr.Dataset:
-        """Unconstrained mean by name of the value variable, with dims and coords."""
+        """Unconstrained mean by name of the value variable; intercepts of a Bambi model are its own."""
         return flat_dataset(self.layout, moments_of(self._posterior)[0])
 
     @property
     def std_data(self) -> xr.Dataset:
-        """Unconstrained standard deviations by name of the value variable, with dims and coords."""
+        """Unconstrained standard deviations, like `mean_data`."""
         return flat_dataset(self.layout, moments_of(self._posterior)[1])
 
     def cov_of(self, names: str | Sequence[str]) -> xr.DataArray:
@@ -708,10 +712,10 @@ class NGVIApproximation(Approximation):
         gaussian = self.gaussian
         if gaussian._session is None:
             raise RuntimeError(
-                "There is no fit to go on with: this approximation was made without one, or saved without it. "
+                "There is no fit to continue: this approximation was made without one, or saved without it. "
                 "Use pm.fit(method='ngvi', start=...)."
             )
-        gaussian._posterior.refuse_changed_data("The fit can't go on with other data")
+        gaussian._posterior.refuse_changed_data("The fit can't continue with other data")
         if executor is not None:
             if not isinstance(gaussian.density, ShardedDensity):
                 raise ValueError("The model has no shards: leave executor out.")
@@ -745,7 +749,7 @@ class NGVIApproximation(Approximation):
                 "No Gaussian fit came before this nested posterior: refine() looks at more hyperparameters, and takes "
                 "no tol, max_draws or executor. approx.gaussian.refine takes them."
             )
-        self._posterior.refuse_changed_data("The posterior can't be gone on with for other data")
+        self._posterior.refuse_changed_data("The posterior can't be refined with other data")
         with SoFar[Self]() as so_far:
             so_far.is_now(lambda: (self, ("more hyperparameters",)))
             step = self._next_step
@@ -754,6 +758,7 @@ class NGVIApproximation(Approximation):
 
     # --- diagnosis ---
 
+    @task("Importance weights")
     def khat(self, draws: int | None = None, random_seed: Seed = None) -> float:
         """Return the Pareto k-hat of the importance weights: the shape of their tail.
 
@@ -785,10 +790,11 @@ class NGVIApproximation(Approximation):
         own = draws is None and random_seed is None
         return log_ratio_of(self._posterior, draws, None if own else self.generator(random_seed))
 
+    @task("Checking the approximation")
     def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
 
-        Pareto k-hat describes the tails of the weights. It does not show how far the bulk of q is off, or that q misses
+        Pareto k-hat describes the tails of the weights. It does not show errors in the bulk of q, or that q misses
         a mode. Therefore draws of q are also moved towards the posterior, by a few Hamiltonian trajectories: the error
         of q is at least the change in their moments. Labels are exchanged as well, and signs changed. Where log p stays
         the same then, but q does not, q covers one of several equal modes.
@@ -861,6 +867,7 @@ class NGVIApproximation(Approximation):
 
     # --- summary ---
 
+    @task("Summary")
     def summary(
         self,
         draws: int = N_SHOWN,
@@ -912,6 +919,7 @@ class NGVIApproximation(Approximation):
 
     # --- corrections ---
 
+    @task("Importance weights")
     def corrected(self, draws: int = N_WEIGHED, *, random_seed: Seed = None) -> "NGVIApproximation":
         """Return draws of q with their importance weights, as an approximation that is nearer to the posterior.
 
@@ -977,7 +985,7 @@ class NGVIApproximation(Approximation):
         """The verdict: whether the posterior can be relied on, by which conditions, each with its figure.
 
         All reports have this one. It is made once, when it is first asked for, by tests of draws from the seed of the
-        fit; their number follows from the model and the evaluations of the fit. Where they are too dear to tell, it is
+        fit; their number follows from the model and the evaluations of the fit. Where they would take too long, it is
         "not judged" until `diagnose` is called. That of an exact, nested or moved posterior has its measurements too.
         """
         record = self.record
@@ -988,6 +996,7 @@ class NGVIApproximation(Approximation):
             return known if self._next_step is not None else replace(known, open=why)
         return self._judged_by(standing_diagnosis(self._posterior)).checks
 
+    @task("Moving draws")
     def chains(self, random_seed: Seed = None) -> xr.DataTree:
         """Return the chains of a moved posterior, as they were moved: many short ones.
 
@@ -1034,7 +1043,7 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         ValueError
-            Where the posterior is none of these, or the value would mean nothing: with improper priors (``pm.Flat``),
+            Where the posterior is none of these, or the value would be arbitrary: with improper priors (``pm.Flat``),
             or with terms without a normalising constant (``pm.ICAR``, a Potential, unless `pymc_ngvi.normalised` says
             otherwise). Where no Gaussian is near enough to the chains.
 
@@ -1327,6 +1336,7 @@ class NGVIApproximation(Approximation):
 
     # --- predictions ---
 
+    @task("Predictions")
     def predict(
         self,
         new_data: Given | Any = None,
@@ -1335,7 +1345,6 @@ class NGVIApproximation(Approximation):
         var_names: str | Sequence[str] | None = None,
         draws: int = N_PREDICTED,
         random_seed: Seed = None,
-        bambi_model: Any = None,
     ) -> xr.DataTree:
         """Draw predictions for new data, levels of groups that were not in the fit included.
 
@@ -1361,8 +1370,6 @@ class NGVIApproximation(Approximation):
             have a value for each row.
         draws : int, default 1_000
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
-        bambi_model : bambi.Model, optional
-            The model that was fitted, where ``new_data`` is a DataFrame.
 
         Returns
         -------
@@ -1380,7 +1387,7 @@ class NGVIApproximation(Approximation):
             given; where new elements have no distribution given the others, as those of effects that sum to zero, or of
             a vector in order; for a model that reads minibatches, or whose data are in shards.
         TypeError
-            For new data that are no dict; for a DataFrame without the Bambi model, and for anything else with it.
+            For new data that are no dict, or no DataFrame of a Bambi model that is known.
 
         Warns
         -----
@@ -1430,7 +1437,7 @@ class NGVIApproximation(Approximation):
         Traceback (most recent call last):
         ValueError: 'effect' has levels 'east' along dim 'school' that were not in the fit. ...
         """
-        return self._predictor(draws, random_seed)(new_data, groups, var_names, bambi_model=bambi_model)
+        return self._predictor(draws, random_seed)(new_data, groups, var_names)
 
     def _predictor(self, draws: int, random_seed: Seed) -> Callable[..., xr.DataTree]:
         """Return what predicts at the same draws, with the same random numbers, whatever the new data are."""
@@ -1440,6 +1447,7 @@ class NGVIApproximation(Approximation):
         theta = posterior.draw(draws_of_chains(draws), rng)
         return functools.partial(predictions_at, posterior, theta, seed_of(rng))
 
+    @task("Predictions")
     def average_predictions(
         self,
         at: Settings | None = None,
@@ -1517,6 +1525,7 @@ class NGVIApproximation(Approximation):
 
     # --- priors ---
 
+    @task("Another prior")
     def with_prior(
         self,
         priors: Mapping[str, Any] | None = None,
@@ -1591,6 +1600,7 @@ class NGVIApproximation(Approximation):
         rng = self._generator_of_fit(random_seed, PRIORS)
         return self._of_weighted(Reweighted, reweighted(self._posterior, {**(priors or {}), **by_name}, draws, rng))
 
+    @task("Other priors")
     def prior_sensitivity(
         self,
         var_names: str | Sequence[str] | None = None,
@@ -1697,9 +1707,8 @@ class NGVIApproximation(Approximation):
 
     # --- new_rows ---
 
-    def update(
-        self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None, bambi_model: Any = None
-    ) -> "Updated":
+    @task("Update")
+    def update(self, new_data: Given | Any, *, draws: int = N_REWEIGHTED, random_seed: Seed = None) -> "Updated":
         """Return the posterior given new rows as well as those of the fit, without another fit.
 
         Draws of the posterior are weighted by the density of the new rows [1]_. Under an exact posterior of a model
@@ -1719,8 +1728,6 @@ class NGVIApproximation(Approximation):
             Independent draws that those of the posterior should be worth; at least 100.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Default: a seed that belongs to the fit.
-        bambi_model : bambi.Model, optional
-            The model that was fitted, where ``new_data`` is a DataFrame.
 
         Returns
         -------
@@ -1731,7 +1738,7 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         TypeError
-            For new data that are no dict; for a DataFrame without the Bambi model, and for anything else with it.
+            For new data that are no dict, or no DataFrame of a Bambi model that is known.
         ValueError
             Where the observations are not there, or have missing values; for names that the model does not have, ragged
             arrays, and lengths that do not agree; where the elements of an observed variable have one distribution
@@ -1775,7 +1782,7 @@ class NGVIApproximation(Approximation):
         True
         """
         rng = self._generator_of_fit(random_seed, UPDATES)
-        return self._of_weighted(Updated, updated(self._posterior, new_data, draws, rng, bambi_model))
+        return self._of_weighted(Updated, updated(self._posterior, new_data, draws, rng))
 
     # --- sites ---
 
@@ -1848,6 +1855,7 @@ class NGVIApproximation(Approximation):
 
     # --- left_out ---
 
+    @task("Scores of what is left out")
     def leave_out(
         self,
         *,

@@ -62,7 +62,7 @@ _FEWEST = 20.0
 #: Dimensions up to which a Gaussian with the moments of a posterior has all correlations.
 _MOST_DENSE = 2_000
 #: Said where a posterior has failed by an exception.
-_NEXT = "The fit goes on with the next posterior that the model may have, or is a Gaussian: print(approx.plan)."
+_NEXT = "The fit continues with the next kind of posterior, or a Gaussian: print(approx.plan)."
 
 
 def check_wanted(options: FitOptions, density: ModelDensity) -> None:
@@ -118,7 +118,7 @@ class Choice:
             record = dataclasses.replace(record, elbo=Elbo(*new.elbo()))
             record = _with_pool(record, density.layout, new, record.plan, 0.0, time.perf_counter() - clock)
         else:
-            logger.info("The posterior stays as it was: more hyperparameters made it no better.")
+            logger.info("The posterior stays as it was: more values of the hyperparameters did not improve it.")
         approx.record = dataclasses.replace(record, n_iterations=record.n_iterations + new.checks.n_fits)
         approx.hist = np.append(approx.hist, -new.elbo()[0])
         approx.gap_hist = np.append(approx.gap_hist, np.nan)
@@ -126,7 +126,7 @@ class Choice:
 
     def gaussian_of[A: NGVIApproximation](self, approx: A) -> A:
         """Return the Gaussian fit that was not made, with the bits that it would have had."""
-        approx._posterior.refuse_changed_data("The Gaussian fit can't be made any more, with other data")
+        approx._posterior.refuse_changed_data("The Gaussian fit can't be made with other data")
         density = approx.density
         density.n_gradients = density.n_hessians = 0
         clock, options = time.perf_counter(), cast(FitOptions, self.options)
@@ -188,7 +188,7 @@ class Candidates[A: NGVIApproximation]:
         self.left = min(of_fit + self._budget.left(), _MOST_SECONDS) if self._is_auto else math.inf
         if choice.max_seconds is not None:
             self.left = choice.max_seconds
-        self._limit = f"Before any Gaussian fit, {in_words(self.left)} may be taken." if self.left < math.inf else ""
+        self._limit = f"Time limit before the Gaussian fit: {in_words(self.left)}." if self.left < math.inf else ""
         self._clock, self._compiled = time.perf_counter(), density.compile_seconds
 
     # --- before a Gaussian fit ---
@@ -337,12 +337,12 @@ class Candidates[A: NGVIApproximation]:
         try:
             if not record.status.can_be_followed:
                 why = Unavailable(Reason.NOT_FOLLOWED, f"the fit ended {str(record.status)!r}")
-                self._limit = f"Nothing follows it: {why}."
+                self._limit = f"No other posterior was tried: {why}."
                 raise why
             self._look()
             is_open = bool(self._offers) and self._is_auto and not record.modes
             if is_open and self._of_gaussian(is_even, otherwise=False):
-                said = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
+                said = "importance weights are nearly equal, so that the Gaussian is close to the posterior"
                 raise Unavailable(Reason.SUPERFLUOUS, said)
             self._try_in_turn()
             if self._is_auto and not any(s.checks.is_reliable and not self._missed_by(s) for s in self._states):
@@ -616,7 +616,7 @@ class Candidates[A: NGVIApproximation]:
             return gaussian, session.undone
         tried = [c for c in self._table.values() if c.outcome is not Decision.NOT_ASKED]
         plan = Plan(
-            (Candidate(GAUSSIAN, Decision.TAKEN), *tried), "Nothing follows it: the fit did not come to its end."
+            (Candidate(GAUSSIAN, Decision.TAKEN), *tried), "No other posterior was tried: the fit was not finished."
         )
         gaussian.record = dataclasses.replace(cast(FitRecord, gaussian.record), plan=plan)
         return gaussian, (*session.undone, self._not_made)

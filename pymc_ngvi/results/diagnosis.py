@@ -836,11 +836,11 @@ class Diagnosis:
             parts += ["", "Also:", *(wrap(text, "  - ", "    ") for text in remarks)]
         pad = max(len(name) for name, _ in self._rows()) + 2
         parts += ["", *(wrap(text, name.ljust(pad), " " * pad) for name, text in self._rows())]
-        how = "By how much draws of q change when they are moved towards the posterior: the least by which q is off"
+        how = "Change when draws are moved towards the posterior (a lower bound of the error)"
         if self.n_scored:
-            how = "By how much q is off, as gradients of log p at draws tell"
+            how = "Errors, estimated from the gradients of log p at the draws"
         which = f" The worst {_N_ROWS} of {self.layout.n_dim:,} coordinates:" if self.layout.n_dim > _N_ROWS else ""
-        return "\n".join([*parts, "", wrap(f"{how} (unconstrained).{which}"), self._table().to_string()])
+        return "\n".join([*parts, "", wrap(f"{how}, unconstrained scale.{which}"), self._table().to_string()])
 
     __repr__ = __str__
 
@@ -861,7 +861,7 @@ class Diagnosis:
         if self.searched:
             return "looked for after the fit"
         compared = self.n_log_p and SYMMETRIES not in self.left_out
-        return "not looked for, but for those by symmetry" if compared else "not looked for"
+        return "not looked for, except for those by symmetry" if compared else "not looked for"
 
     def _rows(self) -> list[tuple[str, str]]:
         """Return what was measured, by name."""
@@ -878,7 +878,7 @@ class Diagnosis:
             of_draws = f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"
         gap = "" if self.is_pool else f", gap {format_gap(self.gap, ' nats')}"
         moved = f"{self.n_moved:,} draws, {self.n_trajectories} trajectories each, acceptance {self.acceptance:.2f}"
-        left_out = f"{'; '.join(self.left_out)} (evaluations of this model are dear; diagnose(draws=10_000) has them)"
+        left_out = f"{'; '.join(self.left_out)} (this model is slow to evaluate; diagnose(draws=10_000) includes them)"
         rows = [
             ("Gaussian fit" if self.is_pool else "Fit", f"{self.outcome}{gap}, ELBO {self.elbo}"),
             ("Pareto k-hat", of_weights),
@@ -887,7 +887,7 @@ class Diagnosis:
             ("Gradients", f"at {self.n_scored:,} draws" if self.n_scored else ""),
             ("Joint density", self.joint),
             ("Computed", self.computed),
-            ("Other modes", "looked for from dispersed starts" if self.thorough else self._search()),
+            ("Other modes", "searched for from dispersed starts" if self.thorough else self._search()),
             ("Cost", f"{self.n_gradients:,} gradients, {self.n_log_p:,} log densities"),
             ("Left out", left_out if self.left_out else ""),
         ]
@@ -1281,7 +1281,7 @@ def n_own(posterior: Posterior) -> int:
     costs, n = costs_of(posterior), budget_of(posterior).n_weights
     n = n or int(np.clip(_seconds_of(posterior) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
     if n < at_most(N_WEIGHED, FEWEST_WEIGHED, HELD, posterior.layout.n_dim):
-        logger.debug(f"Importance weights of {n:,} draws: evaluations of this model are dear, ask for more by draws=.")
+        logger.debug(f"Importance weights of {n:,} draws: evaluations of this model are slow; draws= asks for more.")
     return n
 
 
@@ -1315,9 +1315,7 @@ def log_ratio_of(posterior: Posterior, draws: int | None, rng: np.random.Generat
     if (of_pool := posterior.distribution.kept_log_weights()) is not None:
         return of_pool
     if rng is not None:
-        n = N_WEIGHED if draws is None else check_draws(draws)
-        with task("Importance weights", seconds=n * costs_of(posterior).weight):
-            return weighed(posterior, n, rng)
+        return weighed(posterior, N_WEIGHED if draws is None else check_draws(draws), rng)
     n = n_own(posterior) if draws is None else draws
     if posterior.log_ratio is None or len(posterior.log_ratio) < n:
         posterior.log_ratio = weighed(posterior, n, own_generator(posterior.record))
@@ -1446,7 +1444,7 @@ def drifts_of(
 
 # --- a diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere ---
 
-_NO_BUDGET = "approx.diagnose() has more, diagnose(draws=10_000) no budget"
+_NO_BUDGET = "approx.diagnose() has a larger budget, diagnose(draws=10_000) none"
 
 
 def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool = False) -> Budget:
@@ -1484,8 +1482,9 @@ def diagnose(
     if budget.cut:
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
     costs = costs_of(posterior)
-    takes = budget.n_weights * costs.weight + budget.n_gradients * costs.gradient
-    with task("Checking the approximation", seconds=takes):
+    with task(
+        "Checking the approximation", seconds=budget.n_weights * costs.weight + budget.n_gradients * costs.gradient
+    ):
         again = copy.deepcopy(of_weights)
         weights, elbo, ratio = _weights_of(posterior, budget, of_weights, is_of_fit=is_of_fit)
         often = _TRAJECTORIES ** (2 if thorough else 1)
@@ -1686,10 +1685,10 @@ def _open(budget: Budget, found: Drifts) -> str:
         return ""
     if not_moved(found.moved):
         return (
-            f"too few evaluations within the budget, {budget.n_gradients:,} gradients, to move draws of q towards the "
+            f"the budget of {budget.n_gradients:,} gradients is too small to move draws towards the "
             f"posterior ({_NO_BUDGET})"
         )
     return (
-        f"{len(found.moved.end)} moved draws, all that the budget of {budget.n_gradients:,} gradients allows, do not "
-        f"tell whether means and standard deviations are right ({_NO_BUDGET})"
+        f"{len(found.moved.end)} moved draws, all that a budget of {budget.n_gradients:,} gradients allows, do not "
+        f"show whether means and standard deviations are right ({_NO_BUDGET})"
     )

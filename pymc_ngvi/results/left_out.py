@@ -1,7 +1,6 @@
 """Densities of data: marginal likelihoods, and of parts that are left out, by weights or by fits."""
 
 import functools
-import time
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from scipy import sparse
 from pymc_ngvi.core.importance import MIN_KHAT_DRAWS, Estimate, khat_limit, log_mean, smoothed
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.messages import NotApart, logger, suggestion
-from pymc_ngvi.core.prices import in_words
+from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import (
     AT_ONCE,
     HELD,
@@ -343,9 +342,7 @@ def _by_fits(
     again: Sequence[int], refit: Refit, good: float, rng: np.random.Generator,
 ) -> Array:  # fmt: skip
     """Return the scores, some parts of which are left out by fits."""
-    began, result = time.perf_counter(), scores.copy()
-    each = posterior.record.run_seconds if posterior.record is not None else 0.0
-    logger.info(f"{len(again):,} of {parts.out.shape[0]:,} parts are left out by fits, of {in_words(each)} each.")
+    result, each = scores.copy(), 0.0 if posterior.record is None else posterior.record.run_seconds
 
     @functools.cache
     def fits() -> Callable[[int], Posterior]:
@@ -380,15 +377,15 @@ def _by_fits(
         return Estimate(of_more.value - of_less.value, se, khat)
 
     n_failed = 0
-    for number in again:
-        part, of_part = parts.only(number), np.flatnonzero(parts.part == number)
-        try:
-            less = without(rows_of_set(part.out, 0), part)
-            result[of_part] = [score_of(score, part, less) for score in range(len(part.part))]
-        except Exception:  # whatever it is: the others go on
-            logger.debug("A fit without a part failed.", exc_info=True)
-            n_failed += 1
-    logger.info(f"Fits without {len(again):,} parts took {in_words(time.perf_counter() - began)}.")
+    with task("Fits without a part", len(again), seconds=each * len(again)) as fits_done:
+        for fits_done.completed, number in enumerate(again):
+            part, of_part = parts.only(number), np.flatnonzero(parts.part == number)
+            try:
+                less = without(rows_of_set(part.out, 0), part)
+                result[of_part] = [score_of(score, part, less) for score in range(len(part.part))]
+            except Exception:  # whatever it is: the others go on
+                logger.debug("A fit without a part failed.", exc_info=True)
+                n_failed += 1
     if n_failed:
         logger.warning(f"{n_failed:,} of {len(again):,} fits failed, or can't be relied on.")
     return result

@@ -23,7 +23,7 @@ from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import data_in, quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
-from pymc_ngvi.graphs.bambi import OBS, keep_parameters
+from pymc_ngvi.graphs.bambi import ATTRIBUTE, OBS
 from pymc_ngvi.reading.roles import uncoupled_axes
 from pymc_ngvi.results.distributions import Posterior, roles_of, two_points
 
@@ -154,8 +154,8 @@ def checked_dict(given: Given) -> Given:
     """Return arrays by name; raise TypeError for anything else."""
     if hasattr(given, "columns"):
         raise TypeError(
-            "A DataFrame is for models of Bambi: give the model, too, as bambi_model=. For others, give a dict of "
-            "arrays by the names of their pm.Data."
+            "A DataFrame is for a Bambi model that is known: that of the fit, or of the PyMC model on which a file was "
+            "loaded; a pickle has none. For other models, give a dict of arrays by the names of their pm.Data."
         )
     if not isinstance(given, Mapping):
         raise TypeError(f"new_data should be a dict of arrays by name; got {shortened(given)}.")
@@ -552,7 +552,6 @@ def predictions_at(
     groups: Groups,
     var_names: str | Sequence[str] | None,
     at: Given | None = None,
-    bambi_model: Any = None,
 ) -> xr.DataTree:
     """Return predictions at unconstrained draws, (n_draws, n_dim).
 
@@ -563,12 +562,12 @@ def predictions_at(
         raise ValueError(f"groups={shortened(groups)}: {suggestion(groups, get_args(Groups))}")
     if posterior.density.is_sharded:
         raise ValueError("The data are in shards, and the model is that of one: it can't predict for others.")
-    bambi_model = bambi_model_of(posterior, new_data, bambi_model)
+    bambi_model = posterior.layout.bambi.spec if hasattr(new_data, "columns") else None
     with posterior.with_data_of_fit():
         if bambi_model is None:
             rows = new = NewData.of(posterior.density.given, posterior.layout.coords, new_data)
         else:
-            rows = new = rows_of_bambi(posterior, bambi_model, new_data, observed=False)
+            rows = new = rows_of_bambi(posterior, new_data, observed=False)
         if at is not None:
             new = NewData.of(new.model, posterior.layout.coords, {**(new_data or {}), **at})
         model, graph = new.model, new.graph()
@@ -731,17 +730,9 @@ class _Rows(np.ndarray[Any, Any]):
         return self.reshape(len(self), *(n for n in self.shape[1:] if n > 1))
 
 
-def bambi_model_of(posterior: Posterior, frame: Any, model: Any) -> Any:
-    """Return the Bambi model that a data frame is for: as given, or that of the fit."""
-    return posterior.layout.bambi.spec if model is None and hasattr(frame, "columns") else model
-
-
-def rows_of_bambi(posterior: Posterior, model: Any, frame: Any, *, observed: bool) -> NewData:
+def rows_of_bambi(posterior: Posterior, frame: Any, *, observed: bool) -> NewData:
     """Return the model of the rows of a data frame, and the labels of groups, those of the fit first."""
-    if not hasattr(frame, "columns"):
-        raise TypeError(f"For a Bambi model, new_data should be a DataFrame; got {shortened(frame)}.")
-    if not getattr(model, "built", False) or model.backend is None:
-        raise ValueError("The Bambi model is not built: call model.build() or model.fit(...) first.")
+    model = posterior.layout.bambi.spec
     spec, backend, frame = copy(model), type(model.backend)(), frame.reset_index(drop=True)
     spec._components = {name: copy(part) for name, part in model.parameters.items()}
     spec._response_component = copy(model._response_component)
@@ -767,10 +758,7 @@ def rows_of_bambi(posterior: Posterior, model: Any, frame: Any, *, observed: boo
 
     with mock.patch.object(pm.gp.HSGP, "prior_linearized", centred_as_before):
         backend.build(spec)
-    keep_parameters(backend.model, replace(posterior.layout.bambi, data=frame))
-    missing = [v.name for v in posterior.layout.variables if v.name not in backend.model.named_vars]
-    if missing:
-        raise ValueError(f"The approximation has {quoted(missing)}: it is not one of this Bambi model.")
+    setattr(backend.model, ATTRIBUTE, replace(posterior.layout.bambi, data=frame))
     of_fit = {dim: _levels(known) for dim, known in posterior.layout.coords.items() if dim != OBS}
     return NewData(backend.model, {}, labels, of_fit)
 

@@ -44,7 +44,6 @@ from pymc_ngvi.results.predictions import (
     Given,
     NewData,
     Treatments,
-    bambi_model_of,
     checked_dict,
     given_new_data,
     places_among,
@@ -79,7 +78,7 @@ class Weighted(NamedTuple):
         if self.improper:
             raise ValueError(f"There is no {what}: {'; '.join(self.improper)}.")
         if not self.state.checks.weights_help:
-            raise ValueError(f"There is no {what} to be relied on. {self.state.checks}")
+            raise ValueError(f"The {what} can't be relied on. {self.state.checks}")
         return LogMarginalLikelihood(*self.change()[:2])
 
 
@@ -141,7 +140,7 @@ def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: 
     posterior.check_weights()
     posterior.check_weighable(draws, "Importance weights take")
     if (most := MOST_NUMBERS // posterior.layout.n_dim) < draws:
-        raise ValueError(f"{draws:,} draws of {posterior.layout.n_dim:,} coordinates are too much: take {most:,}.")
+        raise ValueError(f"{draws:,} draws of {posterior.layout.n_dim:,} coordinates are too many: take {most:,}.")
     theta = posterior.draw(draws, rng)
     log_ratio = posterior.density.logp(theta) - posterior.log_q(theta)
     finite = np.isfinite(log_ratio)
@@ -246,17 +245,16 @@ type Values = Mapping[str, AnyArray]
 class NewRows:
     """New rows, and the variables that these depend on."""
 
-    def __init__(self, posterior: Posterior, given: Given, bambi_model: Any = None) -> None:
+    def __init__(self, posterior: Posterior, given: Given) -> None:
         self._posterior = posterior
-        #: The model of Bambi, and the data frame.
-        bambi_model = bambi_model_of(posterior, given, bambi_model)
-        self.of_bambi = None if bambi_model is None else (bambi_model, given)
+        #: The rows of a Bambi model that is known.
+        self.frame = given if hasattr(given, "columns") and posterior.layout.bambi.spec is not None else None
         observed: dict[str, Any]
-        if bambi_model is None:
+        if self.frame is None:
             observed, data = _split(posterior.density.given, given)
             self.new = NewData.of(posterior.density.given, posterior.layout.coords, data)
         else:
-            self.new = rows_of_bambi(posterior, bambi_model, given, observed=True)
+            self.new = rows_of_bambi(posterior, given, observed=True)
             observed = {rv.name: None for rv in self.new.model.observed_RVs}
         model, self.graph = self.new.model, self.new.graph()
         names = list(observed)
@@ -732,13 +730,11 @@ _NOISE = 0.25
 _FIT_AGAIN = "Fit again with all of the rows."
 
 
-def updated(
-    posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator, bambi_model: Any = None
-) -> Weighted:
+def updated(posterior: Posterior, new_data: Given, draws: int, rng: np.random.Generator) -> Weighted:
     """Return the posterior given new rows as well; see `NGVIApproximation.update`."""
     posterior.check_weighable(draws)
     with posterior.with_data_of_fit():
-        rows = NewRows(posterior, new_data, bambi_model)
+        rows = NewRows(posterior, new_data)
         made, doubts = _draws(posterior, draws, rng)
         if rows.grown and (step := len(made.theta) // (_MANY * draws)) > 1:  # evenly, about as many as are wanted
             every = slice(None, None, step)
@@ -860,14 +856,11 @@ def _with_all_rows(
     """Return log p given all rows, or those that are there, and draws in its coordinates."""
     has_rows = not (posterior.changed_data() or posterior.density.why_in_part or posterior.density.is_streamed)
     every = _AllRows(rows, has_rows=has_rows)
-    if rows.of_bambi is None:
+    if rows.frame is None:
         model = every.model()
     else:
-        of_bambi, frame = rows.of_bambi
-        of_fit = posterior.layout.bambi.data
-        of_fit = of_bambi._response_component.response.data if of_fit is None else of_fit
-        frame = pd.concat([of_fit, frame]) if has_rows else frame
-        model = rows_of_bambi(posterior, of_bambi, frame, observed=True).model
+        frame = pd.concat([posterior.layout.bambi.data, rows.frame]) if has_rows else rows.frame
+        model = rows_of_bambi(posterior, frame, observed=True).model
     density = LogDensity(model, backend=posterior.density.backend, checks_derivatives=False)
     if not has_rows:
         density.elsewhere = "the rows of the fit are not there"

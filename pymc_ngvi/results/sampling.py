@@ -31,7 +31,7 @@ from pymc_ngvi.core.sizes import (
     generator_of,
     seed_of,
 )
-from pymc_ngvi.core.types import Array, Indices
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
@@ -53,61 +53,55 @@ from pymc_ngvi.results.reweighted import corrected
 
 def covariance_of(posterior: Posterior, names: str | Sequence[str]) -> xr.DataArray:
     """Return the covariance of some variables; see `NGVIApproximation.cov_of`."""
-    index = indices_of(posterior.layout, names)
-    labels = [posterior.layout.label(int(i)) for i in index]
-    dims, (_, block) = ("unconstrained", "unconstrained_2"), _joint_moments(posterior, index)
+    layout, dims = posterior.layout, ("unconstrained", "unconstrained_2")
+    index = indices_of(layout, names)
+    labels = [layout.label(int(i)) for i in index]
+    if layout.bambi.centrings.keys() & {label.partition("[")[0] for label in labels}:
+        block = np.cov(_uncentred_draws(posterior)[:, index], rowvar=False, ddof=0).reshape(len(index), -1)
+    else:
+        block = posterior.distribution.cov_block(index)
     return xr.DataArray(block, dims=dims, coords=dict.fromkeys(dims, labels), name="covariance")
 
 
 def moments_of(posterior: Posterior) -> tuple[Array, Array]:
     """Return unconstrained means and standard deviations, (n_dim,); intercepts of a Bambi model are its own."""
     mean, sd = np.array(posterior.distribution.mean()), np.array(posterior.distribution.sd())
-    moved = {c.intercept for c in posterior.layout.bambi.centrings}
-    for v in posterior.layout.variables:
-        if v.value_name in moved:
-            mean[v.where], cov = _joint_moments(posterior, np.arange(v.where.start, v.where.stop))
-            sd[v.where] = np.sqrt(np.diag(cov))
+    moved = [v.where for v in posterior.layout.variables if v.value_name in posterior.layout.bambi.centrings]
+    if moved:
+        draws = _uncentred_draws(posterior)
+        for where in moved:
+            mean[where], sd[where] = draws[:, where].mean(axis=0), draws[:, where].std(axis=0)
     return mean, sd
 
 
-def _joint_moments(posterior: Posterior, index: Indices) -> tuple[Array, Array]:
-    """Return means and covariances of unconstrained coordinates; intercepts of a Bambi model are its own."""
-    q, layout = posterior.distribution, posterior.layout
-    coefficients = sorted({name for c in layout.bambi.centrings for name in c.coefficients})
-    if not {*coefficients} <= {v.value_name for v in layout.variables}:  # intercepts are no linear functions
-        draws = _uncentred(posterior, posterior.draw(N_REWEIGHTED, np.random.default_rng(FIXED_SEED)))[:, index]
-        return draws.mean(axis=0), np.atleast_2d(np.cov(draws, rowvar=False))
-    if not coefficients:
-        return q.mean()[index], q.cov_block(index)
-    behind = np.union1d(index, indices_of(layout, coefficients))
-    points = np.vstack([q.mean(), np.zeros((len(behind), layout.n_dim))])
-    points[1 + np.arange(len(behind)), behind] = 1.0
-    mean, *units = _uncentred(posterior, points)[:, index]
-    return mean, np.transpose(units) @ q.cov_block(behind) @ units
+def _uncentred_draws(posterior: Posterior) -> Array:
+    """Return unconstrained draws with the intercepts of a Bambi model in the place of centred ones.
 
-
-def _uncentred(posterior: Posterior, theta: Array) -> Array:
-    """Return unconstrained vectors, (n, n_dim), with the intercepts of a Bambi model in the place of centred ones."""
-    names, result = frozenset(c.intercept for c in posterior.layout.bambi.centrings), np.array(theta)
-    values = Constrainer.of(posterior.density, names=names)(theta)
-    for v in posterior.layout.variables:
+    Up to 1,000 dimensions, their first two moments are those of a Gaussian.
+    """
+    n, layout = min(N_REWEIGHTED, max(HELD // posterior.layout.n_dim, 2)), posterior.layout
+    theta = posterior.distribution.draw_matched(n, np.random.default_rng(FIXED_SEED))
+    values = Constrainer.of(posterior.density, names=frozenset(layout.bambi.centrings))(theta)
+    for v in layout.variables:
         if v.value_name in values:
-            result[:, v.where] = values[v.name].reshape(len(theta), -1)
-    return result
+            theta[:, v.where] = values[v.value_name].reshape(n, -1)
+    return theta
 
 
 def constrained_state(posterior: Posterior) -> VIState:
     """Return constrained means and standard deviations; see `NGVIApproximation.state`."""
     q, layout, model = posterior.distribution, posterior.layout, posterior.model
-    constrainer, rng = Constrainer.of(posterior.density, deterministics=False), np.random.default_rng(FIXED_SEED)
-    names = [rv.name for rv in model.free_RVs]
-    mean, unconstrained_sd = moments_of(posterior)
-    values, uncentred = constrainer(q.mean()[None]), layout.bambi.uncentred
+    names, rng = [rv.name for rv in model.free_RVs], np.random.default_rng(FIXED_SEED)
+    constrainer, (mean, unconstrained_sd) = (
+        Constrainer.of(posterior.density, names=frozenset(names)),
+        moments_of(posterior),
+    )
+    values = constrainer(q.mean()[None])
     theta = posterior.draw(min(N_REWEIGHTED, max(HELD // layout.n_dim, 2)), rng)
-    draws = uncentred(constrainer(theta[np.isfinite(theta).all(axis=1)]))  # there are draws that q could not make
+    draws = constrainer(theta[np.isfinite(theta).all(axis=1)])  # there are draws that q could not make
     sd = {name: draws[name].std(axis=0, ddof=1) for name in names}
     sd |= {name: of for name, of in layout.unflatten(unconstrained_sd).items() if name in names}
-    mean_set = constrained_dataset(model, {n: uncentred(values)[n][0] for n in names})
+    mean_set = constrained_dataset(model, {n: values[n][0] for n in names})
     sd_set = constrained_dataset(model, sd)
     if posterior.include_transformed:
         mean_set = mean_set.merge(flat_dataset(layout, mean), compat="override")

@@ -4,12 +4,10 @@ import functools
 import importlib
 import itertools
 import math
-import threading
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -428,7 +426,7 @@ def summary_of_draws(
     options: dict[str, Any],
 ) -> Summary:
     """Return a summary without sentences above the table."""
-    table_of = imported("arviz_stats").summary  # 0.7 s
+    table_of = importlib.import_module("arviz_stats").summary  # 0.7 s
     by_sd = options.get("kind", "stats") == "stats" and options.get("round_to", "auto") == "auto"
     # Variables are chosen, or another kind of result: all of it is one table then.
     chosen = any(options.get(name) is not None for name in ("var_names", "filter_vars", "coords", "group", "fmt"))
@@ -445,20 +443,8 @@ def summary_of_draws(
     shown, where = planned.arranged(in_numbers(tree["posterior"].to_dataset()))
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
-    notes = (*planned.notes, _error_sentence(posterior, draws), *_thin_tails(posterior), *_heavy_tails(shown))
+    notes = (*planned.notes, *_heavy_tails(shown), _error_sentence(posterior, draws), *_thin_tails(posterior))
     return Summary((), table, None, sections, notes, by_sd)
-
-
-def imported(name: str) -> ModuleType:
-    """Import a module in a thread of its own, and return it.
-
-    Some packages look at every frame of the stack for each of their lazy modules: deep inside a fit, ArviZ would take
-    two seconds in the place of one.
-    """
-    worker = threading.Thread(target=importlib.import_module, args=(name,))
-    worker.start()
-    worker.join()
-    return importlib.import_module(name)
 
 
 def _error_sentence(posterior: Posterior, draws: int) -> str:
@@ -475,8 +461,8 @@ def _thin_tails(posterior: Posterior) -> list[str]:
     state, label = posterior.distribution.q, posterior.layout.label
     errors = state.sd_errors if isinstance(state, PoolState) else np.empty(0)
     worst = [i for i in np.argsort(-errors)[:N_NAMED] if errors[i] > SLIGHT]
-    known = ", ".join(f"of `{label(int(state.globals_[i]))}` within {percent(errors[i])}" for i in worst)
-    return [f"Few draws are in thin tails: the standard deviation is known {known} only."] if worst else []
+    known = ", ".join(f"`{label(int(state.globals_[i]))}` to within {percent(errors[i])}" for i in worst)
+    return [f"Standard deviations that few draws decide are known only roughly: {known}."] if worst else []
 
 
 def _heavy_tails(shown: xr.Dataset) -> list[str]:
@@ -492,8 +478,8 @@ def _heavy_tails(shown: xr.Dataset) -> list[str]:
             is_tail = np.isfinite(tails).sum(axis=0) > tail_length(len(tails))
             khats = [smoothed_tail(tail)[1] for tail in tails[:, is_tail].T]
             heavy += [name] * bool(max(khats, default=0.0) > MOST_KHAT)
-    said = f"The mean and the sd of {listed(heavy, '`{}`', N_NAMED)} are those of a few extreme draws"
-    return [f"{said}, and may not exist. Look at quantiles."] if heavy else []
+    said = f"{listed(heavy, '`{}`', N_NAMED)} may have no mean: a few extreme draws decide the mean and the sd shown"
+    return [f"{said}. Use quantiles."] if heavy else []
 
 
 # --- how much a posterior depends on its priors, and on the data ---
@@ -587,7 +573,7 @@ def prior_sensitivity(
     }
     limit = khat_limit(draws)
     doubts = (*doubts, *(f"k-hat of {name} is above {limit:.2g}" for name, value in khat.items() if value > limit))
-    summary = functools.partial(imported("arviz_stats").psense_summary, alphas=_POWERS)
+    summary = functools.partial(importlib.import_module("arviz_stats").psense_summary, alphas=_POWERS)
     table = summary(tree, threshold=threshold)
     # Jackknife: without each of some parts of the draws.
     parts = [tree.isel(draw=np.arange(draws) % _N_PARTS != k) for k in range(_N_PARTS)]

@@ -29,8 +29,6 @@ import pymc as pm
 from environment import describe_environment
 from pages import measured_on, table, write_between_marks
 
-import pymc_ngvi  # noqa: F401  (makes pm.fit know the method)
-
 PAGE = Path(__file__).parent / "results" / "predictions.md"
 N_DRAWS = 1_000
 
@@ -74,7 +72,7 @@ def new_groups(n_groups):
     approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, progressbar=False)
     draws = approx.sample(8_000, random_seed=1)
     rows = pd.DataFrame({"g": ["new", "other"]})
-    of = {"approx.predict": approx.predict(rows, bambi_model=model, groups="new", draws=8_000, random_seed=1)}
+    of = {"approx.predict": approx.predict(rows, groups="new", draws=8_000, random_seed=1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         theirs = model.predict(draws, data=rows, inplace=False, sample_new_groups=True, random_seed=1)

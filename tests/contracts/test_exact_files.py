@@ -81,7 +81,7 @@ def test_a_loaded_one_is_saved_without_the_fit(file, tmp_path):
     load(file, model_of("one")).save(tmp_path / "again.nc", resumable=False)
     last = load(tmp_path / "again.nc", model_of("one"))
     assert_same(fitted("one"), last)
-    with pytest.raises(RuntimeError, match="no fit to go on with"):
+    with pytest.raises(RuntimeError, match="no fit to continue"):
         last.refine(1)
 
 

@@ -167,11 +167,9 @@ def with_an_outlier():
     return pymc_ngvi.fit_ngvi(model=model, random_seed=1, progressbar=False), y, x
 
 
-def test_a_row_of_much_influence_is_left_out_by_a_fit(caplog):
+def test_a_row_of_much_influence_is_left_out_by_a_fit():
     approx, y, x = with_an_outlier()
-    with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
-        found = approx.leave_out(random_seed=1)
-    assert re.search("[1-4] of 8 parts are left out by fits, of about", caplog.text)
+    found = approx.leave_out(random_seed=1)
     assert float(found.pareto_k[-1]) < 0.7
     assert not found.warning
     error = float(found["mcse_i"][-1])

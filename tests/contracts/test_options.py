@@ -40,7 +40,7 @@ REFUSED = {
     "draws": "approx.sample",
     "chains": r"approx\.sample\(draws, chains=4\)",
     "cores": "OMP_NUM_THREADS",
-    "tune": "`n` is the most iterations",
+    "tune": "`n` is the maximum number of iterations",
     "target_accept": "`step`",
     "init": "`start_sigma`",
     "initvals": "`start`",

@@ -244,7 +244,7 @@ def test_without_the_fit(fitted, tmp_path):
     fitted.save(tmp_path / "small.nc", resumable=False)
     again = load(tmp_path / "small.nc", made(regression))
     assert_same_q(fitted.q, again.q)
-    with pytest.raises(RuntimeError, match="no fit to go on with"):
+    with pytest.raises(RuntimeError, match="no fit to continue"):
         again.refine(1)
 
 
@@ -646,7 +646,7 @@ def test_copies():
     assert shallow.model is approx.model is not deep.model
     for copied in (shallow, deep):
         assert_array_equal(copied.draw_flat(3, random_seed=1), approx.draw_flat(3, random_seed=1))
-    with pytest.raises(RuntimeError, match="no fit to go on with"):
+    with pytest.raises(RuntimeError, match="no fit to continue"):
         shallow.refine()
     assert_same_q(deep.q, approx.q)
 

@@ -1,6 +1,5 @@
 """What a call may take, in estimated seconds: no clock decides, and what is left out says what asks for it."""
 
-import logging
 import re
 import time
 import warnings
@@ -10,15 +9,12 @@ import pymc as pm
 import pytest
 
 from latent_models import grouped
-from pymc_ngvi.fitting.progress import announced
-from rich.console import Console
 
 from pymc_ngvi import ConvergenceWarning, NotExactError, Status, fit_ngvi
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.messages import Reason
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.fitting import progress
 from pymc_ngvi.posteriors import plan
 from pymc_ngvi.posteriors.plan import Decision, TimeBudget
 from pymc_ngvi.results.diagnosis import context_of
@@ -171,20 +167,3 @@ def test_a_nested_posterior_is_left_where_its_rounds_would_take_too_long(monkeyp
     assert approx.plan.of("nested").outcome is Decision.TOO_DEAR
     assert "posterior='nested' asks for it" in approx.plan.of("nested").reason
     assert approx.plan.of("nested").seconds > 20.0
-
-
-# --- what is said -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(3.0, []), (45.0, ["Exact posterior: about 45 s."])])
-def test_long_work_is_said_before_it_begins(caplog, seconds, said):
-    with caplog.at_level(logging.INFO, "pymc.ngvi"), announced("Exact posterior", seconds, False):
-        assert [record.message for record in caplog.records] == said
-
-
-def test_a_terminal_shows_what_is_done_and_how_long_it_takes(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "console_for", lambda theme: (Console(theme=theme, force_terminal=True), False))
-    for shown in (False, True):
-        with announced("Nested posterior", 7.4, shown):
-            time.sleep(0.2)
-        assert ("Nested posterior: about 7 s" in capsys.readouterr().out) is shown

@@ -1,17 +1,21 @@
-"""The progress line: what it shows, and that it can be switched off."""
+"""The display of calls: what it shows in terminals, notebooks and files, and that it can be switched off."""
 
+import contextlib
 import functools
 import re
-import sys
+import time
 
+import IPython.display
 import pymc as pm
 import pytest
 
-from pymc_ngvi.fitting.progress import FitProgress, announced
+from rich.console import Console
 
-from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
-from pymc_ngvi.core.status import format_gap
-from pymc_ngvi.fitting import progress
+from pymc_ngvi import ConvergenceWarning, fit_ngvi
+from pymc_ngvi.core import progress
+from pymc_ngvi.core.progress import show_numbers, task
+from pymc_ngvi.core.status import Status, format_gap
+from pymc_ngvi.fitting.loop import History, LoopState
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -30,20 +34,6 @@ def skewed_model():
 def _wide_terminal(monkeypatch):
     """Rich reads the width when a console is made; too narrow a one would cut the columns."""
     monkeypatch.setenv("COLUMNS", "160")
-
-
-@pytest.fixture
-def fields(monkeypatch):
-    """Record what the line was told, in order."""
-    told = []
-    update = FitProgress.update
-
-    def recorded(self, state, *, last=False):
-        update(self, state, last=last)
-        told.append(dict(self._progress.tasks[0].fields) | {"completed": self._progress.tasks[0].completed})
-
-    monkeypatch.setattr(FitProgress, "update", recorded)
-    return told
 
 
 def test_off_prints_nothing(capfd):
@@ -82,19 +72,15 @@ def test_a_gap_that_nothing_tells_of_is_unknown_and_has_no_unit(unit):
     assert format_gap(float("nan"), unit) == "unknown"
 
 
-def _state(n_iterations, **shown):
-    rule = type("Rule", (), {"elbo": -1.0, "gap": 0.1, "n_draws": 8, "step_size": 1.0, **shown})
-    return type("State", (), {"n_iterations": n_iterations, "rule": rule})
-
-
 @pytest.mark.parametrize("columns", ["80", "100"])
 def test_nothing_is_cut(capsys, monkeypatch, columns):
     """Large numbers and all headers fit the usual terminals, and numbers stand below the end of their headers."""
     monkeypatch.setenv("COLUMNS", columns)
-    with FitProgress() as line:
-        large = {"elbo": -12_345_678.9, "gap": 123456.0, "n_draws": 16_384, "step_size": 0.00012345}
-        line.update(_state(10_000, **large), last=True)
-    headers, rule, numbers = [row for row in capsys.readouterr().out.splitlines() if row.strip()][-3:]
+    large = {"elbo": -12_345_678.9, "gap": 123456.0, "n_draws": 16_384, "step_size": 0.00012345}
+    state = LoopState(type("Rule", (), large), Status.RUNNING, History(10_000))
+    with task("Gaussian fit", has_numbers=True):
+        show_numbers(state.numbers)
+    headers, rule, numbers = capsys.readouterr().out.splitlines()
     assert all(header in headers for header in HEADERS)
     assert numbers.split()[:5] == ["10,000", "-12,345,678.90", "1.2e+05", "16,384", "0.00012"]
     assert set(rule.strip()) == {"─"}
@@ -103,25 +89,42 @@ def test_nothing_is_cut(capsys, monkeypatch, columns):
         assert numbers[:end].rstrip().endswith(number), header
 
 
-@pytest.mark.parametrize("end", ["error", "interrupt"])
-def test_line_is_closed_when_the_fit_ends_early(end):
-    """A line left running would keep its thread and swallow the terminal's cursor."""
-    closed = []
+@pytest.fixture
+def _at_once(monkeypatch):
+    monkeypatch.setattr(progress, "_UNSEEN", 0.0)
+
+
+@pytest.fixture
+def _terminal(monkeypatch, _at_once):
+    monkeypatch.setattr(progress, "Console", functools.partial(Console, force_terminal=True))
+
+
+@pytest.mark.usefixtures("_terminal")
+def test_a_terminal_shows_what_is_done_on_one_line(capsys):
+    with task("Fits", 4) as fits:
+        fits.completed = 1
+        with task("Nested posterior", seconds=7.4):
+            time.sleep(0.3)
+    said = "Fits: 1 of 4  0:00:00, 0:00:00 left · Nested posterior, about 7 s"
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_terminal")
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_terminal_has_its_cursor_back_when_a_fit_ends_early(capsys, error):
+    """So has it the stream that the log goes to."""
 
     def callback(approx, losses, i):
-        raise ZeroDivisionError if end == "error" else KeyboardInterrupt
+        raise error
 
-    with pytest.MonkeyPatch.context() as patch:
-        leave = FitProgress.__exit__
-        patch.setattr(FitProgress, "__exit__", lambda self, *a: (leave(self, *a), closed.append(self))[0])
-        inference = NGVI(skewed_model(), random_seed=1)
-        if end == "error":
-            with pytest.raises(ZeroDivisionError):
-                inference.fit(callbacks=[callback], backend="quick")
-        else:
-            assert inference.fit(callbacks=[callback], backend="quick").status.label == "interrupted"
-    [line] = closed
-    assert not line._progress.live.is_started
+    with pytest.raises(ZeroDivisionError) if error is ZeroDivisionError else contextlib.nullcontext():
+        fit_ngvi(model=skewed_model(), random_seed=1, backend="quick", callbacks=[callback])
+    hidden, shown = (f"\x1b[?25{letter}" for letter in "lh")
+    out = capsys.readouterr().out
+    assert hidden in out
+    assert out.rindex(shown) > out.rindex(hidden)
+    with task("Another"):
+        assert len(progress._DISPLAY.get().tasks) == 1
 
 
 def test_refining_shows_a_line_of_its_own(capsys):
@@ -133,25 +136,30 @@ def test_refining_shows_a_line_of_its_own(capsys):
     assert f" {approx.n_iterations} " in out
 
 
-@pytest.fixture
-def _bare_notebook(monkeypatch):
-    """A notebook without ipywidgets, where Rich would warn at each line that changes."""
-    console = progress.Console
-    monkeypatch.setattr(progress, "Console", lambda **options: console(**{"force_jupyter": True} | options))
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+@pytest.mark.usefixtures("_at_once")
+def test_a_notebook_has_one_output_that_changes(monkeypatch):
+    """It needs no widgets, which saved notebooks do not show."""
+    outputs = []
+
+    class Output:
+        def update(self, content, *, raw):
+            outputs[-1] = content
+
+    def display(content, *, raw, display_id):
+        outputs.append(content)
+        return Output()
+
+    monkeypatch.setattr(progress, "Console", lambda **options: Console(**{"force_jupyter": True} | options))
+    monkeypatch.setattr(IPython.display, "display", display)
+    fit_ngvi(model=skewed_model(), random_seed=1, backend="quick")
+    [output] = outputs
+    assert all(header in output["text/plain"] for header in HEADERS if header != "Draws")
+    assert output["text/html"].startswith("<pre")
 
 
-@pytest.mark.usefixtures("_bare_notebook")
-def test_a_fit_in_a_notebook_without_widgets_is_shown_as_text(capsys):
-    approx = fit_ngvi(model=skewed_model(), random_seed=1, backend="quick")
-    out = capsys.readouterr().out
-    assert all(header in out for header in HEADERS if header != "Draws")
-    assert f" {approx.n_iterations} " in out
-
-
-@pytest.mark.usefixtures("_bare_notebook")
-def test_long_work_in_a_notebook_without_widgets_is_left_to_the_log(capsys, caplog):
-    with caplog.at_level("INFO", "pymc.ngvi"), announced("Judging q", 20.0):
-        pass
+@pytest.mark.parametrize(("seconds", "said"), [(3.0, []), (45.0, ["Exact posterior, about 45 s."])])
+@pytest.mark.parametrize("enabled", [False, True])
+def test_the_log_of_a_script_has_what_takes_long(capsys, caplog, seconds, said, enabled):
+    with caplog.at_level("INFO", "pymc.ngvi"), task("Fit", enabled=enabled), task("Exact posterior", seconds=seconds):
+        assert caplog.messages == (said if enabled else [])
     assert capsys.readouterr().out == ""
-    assert [record.message for record in caplog.records] == ["Judging q: about 20 s."]

@@ -265,7 +265,7 @@ def test_what_is_read_once_says_how_far_it_is_off(make):
     assert off / 3.0 < stream.moved < 30.0 * off + 0.01
     assert abs(approx.elbo.value - full.elbo.value) < 3.0 * approx.elbo.se + 0.01
     summary = str(approx.summary())
-    assert "An approximation, not judged: its data could be read once" in summary
+    assert "An approximation, not judged: its data could be read only once" in summary
     assert "2,700 observations" in summary
     with pytest.raises(pymc_ngvi.BatchError, match="no other pass through the data"):
         approx.refine(tol=1e-9, progressbar=False)

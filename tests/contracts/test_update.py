@@ -249,7 +249,7 @@ def test_what_it_prints(fit):
         ({"index": [0, 1], "y": [1.0]}, ValueError, "can't be evaluated|do not agree|broadcast"),
         ({"index": [0], "y": [np.nan]}, ValueError, "missing values"),
         ({"index": [0], "y": ["x"]}, ValueError, "should be numbers"),
-        (pd.DataFrame({"index": [0], "y": [1.0]}), TypeError, "A DataFrame is for models of Bambi"),
+        (pd.DataFrame({"index": [0], "y": [1.0]}), TypeError, "A DataFrame is for a Bambi model that is known"),
         ({"index": [0], "y": [[1.0]]}, ValueError, "has shape"),
         ({"index": [0], "y": [1.0], "z": [1.0]}, ValueError, "new_data has 'z'"),
         ({"index": [N_GROUPS], "y": [1.0]}, ValueError, "give the labels of all levels"),

@@ -162,9 +162,17 @@ def _constant_data(values):
         ),
         pytest.param(lambda b: pm.Normal("y", b * np.array([1, np.nan]), observed=[1.0, 2.0]), "y (nan)", id="nan-x"),
         pytest.param(lambda b: pm.Normal("y", b * np.inf, observed=1.0), "y (", id="inf-x"),
-        pytest.param(lambda b: pm.HalfNormal("y", pt.exp(b), observed=[1.0, -1.0]), "y (-inf)", id="outside-support"),
-        pytest.param(lambda b: pm.Poisson("y", pt.exp(b), observed=[1, -2]), "y (-inf)", id="negative-count"),
-        pytest.param(lambda b: pm.Uniform("y", b, b + 1.0, observed=[0.0, 9.0]), "y (-inf)", id="empty-support"),
+        pytest.param(lambda b: pm.HalfNormal("y", pt.exp(b), observed=[1.0, -1.0]), "y[1] = -1", id="outside-support"),
+        pytest.param(
+            lambda b: pm.Poisson("y", pt.exp(b), observed=[1, -2]),
+            "support of Poisson: y[1] = -2.",
+            id="negative-count",
+        ),
+        pytest.param(
+            lambda b: pm.Uniform("y", b, b + 1.0, observed=[0.0, 9.0]),
+            "1 of 2 values of y is outside",
+            id="empty-support",
+        ),
         pytest.param(lambda b: pm.Potential("pot", pt.log(b - 9.0)), "pot (nan)", id="potential"),
     ],
 )
@@ -192,19 +200,16 @@ def _moments(log_density, low, high):
     [(1, None), (2, None), (2, 2.0), (3, 2.0), (4, 2.0)],
     ids=["chosen-1", "chosen-2", "wide-2", "wide-3", "wide-4"],
 )
-def test_some_draws_outside_the_support_are_left_out_and_counted(seed, start_sigma, caplog):
+def test_some_draws_outside_the_support_are_left_out_and_counted(seed, start_sigma):
     """log(x + 2) has no value below x = -2: a wide start has draws there, and the optimum hardly any."""
     model = build(lambda: pm.Potential("edge", pt.log(pm.Normal("x") + 2.0)))
     approx = fit(model, random_seed=seed, start_sigma=start_sigma)
     assert np.isfinite(approx.hist).all()
     n_dropped = approx.record.n_dropped
-    assert ("draws were left out" in caplog.text) is (n_dropped > 0)
     if start_sigma is None:
         assert approx.converged
     else:
         assert n_dropped > 0
-        assert f"{n_dropped} draws were left out" in caplog.text
-        assert "the fit goes on with draws" in caplog.text
     # A fit may get stuck on the edge, but then it does not say that it has converged.
     if approx.converged:
         mean, sd = _moments(lambda x: -0.5 * x * x + np.log(x + 2.0), -2.0, 10.0)
@@ -239,6 +244,14 @@ def test_missing_data_are_imputed():
     np.testing.assert_array_equal(draws["y"].isel(y_dim_0=[0, 2]), np.broadcast_to([1.0, 3.0], (1, 3, 2)))
 
 
+def test_an_index_beyond_its_dim_is_named():
+    with pm.Model(coords={"school": range(3)}) as model:
+        effect = pm.Normal("effect", dims="school")
+        pm.Normal("y", effect[np.array([0, 1, 3])], 1.0, observed=np.zeros(3))
+    with pytest.raises(IndexError, match=r"beyond dim 'school' of effect, which has length 3: an index\[2\] = 3\."):
+        fit(model)
+
+
 # --- data that are at fault -------------------------------------------------------------------------------------------
 
 
@@ -255,7 +268,8 @@ def test_predictors_that_are_not_finite_are_named(value, through):
         model["dose"].set_value(x)
     what = "'dose'" if through == "data" else "an array in 'y'"
     with pytest.raises(
-        StartError, match=rf"because of data that are not: {what} \(2 of 8 values\).*Leave these rows out"
+        StartError,
+        match=rf"because of data that are not: {what} \(2 of 8 values, at \[2\], \[5\]\).*Leave these",
     ):
         fit(model)
 
@@ -283,7 +297,7 @@ def test_data_that_do_not_vary_are_named(named):
     ) as caught:
         approx = fit_ngvi(model=build(make), random_seed=1, posterior="gaussian" if named else "auto", **QUIET)
     assert [w.category for w in caught] == [ConvergenceWarning]
-    assert "Observed values do not vary: 'y' (all 2)" in str(approx.summary(100, khat_draws=None))
+    assert "observed values do not vary: 'y' (all 2)" in approx.summary(100, khat_draws=None).lines[0]
 
 
 # --- kinks ------------------------------------------------------------------------------------------------------------

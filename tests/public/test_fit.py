@@ -1,6 +1,5 @@
 """The fit as users meet it: iterations, callbacks, seeds, refining, what it logs and warns of."""
 
-import dataclasses
 import functools
 import inspect
 import logging
@@ -16,7 +15,7 @@ from gaussian import stop_at
 from pymc.variational import callbacks as pymc_callbacks
 from scipy import stats
 
-from pymc_ngvi import NGVI, ConvergenceWarning, Elbo, NGVIApproximation, Status, fit_ngvi
+from pymc_ngvi import NGVI, ConvergenceWarning, NGVIApproximation, Status, fit_ngvi
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -144,7 +143,7 @@ def test_broken_n_is_refused(n, method):
         "fit_ngvi": lambda: fit_ngvi(n, model=model, **QUIET),
         "NGVI.fit": lambda: NGVI(model).fit(n, **QUIET),
     }
-    with pytest.raises(ValueError, match="n is the most iterations, a whole number of at least 0; got"):
+    with pytest.raises(ValueError, match="n is the maximum number of iterations, a whole number of at least 0; got"):
         calls[method]()
 
 
@@ -531,28 +530,12 @@ def test_record_and_closing_line(caplog):
     [line] = [r for r in caplog.records if r.name == "pymc.ngvi"]
     assert line.levelno == logging.INFO
     assert line.message == record.closing_line()
-    assert re.fullmatch(r"Gaussian approximation in [\d.]+ s; approx.summary\(\) shows it, .*", line.message)
+    assert re.fullmatch(r"Prior of the model, .* in [\d.]+ s; approx.summary\(\) shows it.", line.message)
     assert (record.family, record.update, record.estimator, record.step) == ("full", "natural", "price", "adaptive")
     assert record.n_gradients >= approx.n_iterations * 8
     assert record.n_gradients > record.n_hessians > 0
     assert record.n_dropped == 0
     assert 0 < record.compile_seconds < record.compile_seconds + record.run_seconds < wall
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"n_iterations": 1}, " 1 iteration, "),
-        ({"n_iterations": 12_345}, " 12,345 iterations, "),
-        ({"gap": 123456.0}, " gap 1.2e+05 nats, "),
-        ({"elbo": Elbo(-12_345.678, 0.123)}, " ELBO -12,345.68 +- 0.12, "),
-        ({"estimator": "price", "n_gradients": 1_200, "n_hessians": 80}, " 1,200 gradients, 80 Hessians, "),
-        ({"estimator": "quadrature", "n_gradients": 1_200, "n_hessians": 12}, " iterations, 12 expectations, "),
-        ({"compile_seconds": 0.26, "run_seconds": 61.04}, " 0.3 s compiling + 61.0 s running "),
-    ],
-)
-def test_bookkeeping(changes, text):
-    assert text in dataclasses.replace(fit(0).record, **changes).bookkeeping
 
 
 def test_each_end_is_logged_once(caplog):
