@@ -820,8 +820,8 @@ def fit_many(
         the others; or in each fit. The table says of each whether it was searched. If one of the twentieth has other
         modes, those that were not searched are "not judged", and there is a warning.
     draws_to : str or Path, optional
-        Folder for draws, as `NGVIApproximation.sample` gives them: ``fit_000000.nc`` and so on. Nothing else of a
-        fit is kept but its summary.
+        Folder for draws, as `NGVIApproximation.sample` gives them, in 4 chains: ``fit_000000.nc`` and so on. Nothing
+        else of a fit is kept but its summary.
     progressbar : bool, default True
     **options
         Those of `NGVI` and `NGVI.fit`, for all fits.

@@ -33,8 +33,8 @@ _PART, _OF_ROOT = 5, 3.0
 _LEAST = 5
 #: Of the estimate of the shape: the prior of its scale, and the shape towards which it shrinks, worth so many draws.
 _PRIOR_SCALE, _PRIOR_SHAPE, _PRIOR_DRAWS = 3.0, 0.5, 10
-#: Relative variance of weights below which both densities are the same: no mean differs by 0.001 sds.
-SAME = 1e-6
+#: Relative variance of weights below which both densities are the same: no mean differs by more than 0.0004 sds.
+SAME = float(np.finfo(np.float32).eps)
 #: Weights of a mean that are left out.
 _NEGLIGIBLE = 10.0 * np.finfo(float).eps
 #: What counts as 0: its reciprocal is far from an overflow.
@@ -189,7 +189,7 @@ def khat_error(khat: float, n_draws: int) -> float:
 
 
 class WeightVerdict(Enum):
-    """What importance weights say of q; ``sentence`` says it in words."""
+    """What importance weights say of q; its value is a clause."""
 
     EVEN = "importance weights are nearly equal, so the approximation is close to the posterior wherever it has draws."
     USABLE = "importance weights can correct the approximation: approx.corrected()."
@@ -199,11 +199,6 @@ class WeightVerdict(Enum):
     )
     FAR = "importance weights can't correct the approximation, as it has hardly any draws in much of the posterior."
     UNKNOWN = "there are too few draws to judge importance weights."
-
-    @property
-    def sentence(self) -> str:
-        """What it means, as a clause."""
-        return str(self.value)
 
     @property
     def helps(self) -> bool:
@@ -267,12 +262,7 @@ class Weights(NamedTuple):
 
     def sentence(self, n_dim: int = 0) -> str:
         """Return k-hat with its error, and what that means."""
-        verdict = self.verdict(n_dim)
-        alarm = verdict.helps and self.khat > khat_limit(self.n_draws)
-        return (
-            f"Pareto k-hat is {self.khat_text()}: {verdict.sentence}"
-            + " The shape of their tail, which k-hat describes, does not matter then." * alarm
-        )
+        return f"Pareto k-hat is {self.khat_text()}: {self.verdict(n_dim).value}"
 
     def khat_text(self) -> str:
         """Return k-hat and its standard error."""

@@ -85,19 +85,16 @@ class Display(Live):
         return Group(*parts)
 
     def _line(self, tasks: list[Task], clock: str) -> Text:
-        """Return what is being done; where it is counted, with a bar, and what takes more than a moment."""
-        of, last = next((task for task in tasks if task.total or task.completed), tasks[-1]), tasks[-1]
+        """Return what is being done, or what is counted, with a bar where it is known of how many."""
+        of, bar = next((task for task in tasks if task.total or task.completed), tasks[-1]), Text()
         count = f": {of.completed:,}{f' of {of.total:,}' if of.total else ''}" if of.total or of.completed else ""
-        text, bar = of.description + count, Text()
         if of.total:
             part, seconds = of.completed / of.total, of.elapsed or 0.0
             n_full = int(_BAR * part)
             bar = Text.assemble(("━" * n_full, "bar.complete"), ("━" * (_BAR - n_full), "bar.back"), " ")
             clock += f", {timedelta(seconds=int(seconds / part - seconds))} left" if part else ""
-        if of is not last and (last.elapsed or 0.0) > _UNSEEN:
-            clock += f" · {last.description}"
-        spinner = cast(Text, self._spinner.render(time.monotonic()))
-        return Text.assemble(" ", spinner, " ", bar, f"{text}  {clock}", no_wrap=True, overflow="ellipsis")
+        spinner, text = cast(Text, self._spinner.render(time.monotonic())), f"{of.description}{count}  {clock}"
+        return Text.assemble(" ", spinner, " ", bar, text, no_wrap=True, overflow="ellipsis")
 
 
 _DISPLAY: ContextVar[Display | None] = ContextVar("display", default=None)

@@ -153,11 +153,6 @@ class Verdict:
         return []
 
     @property
-    def made(self) -> str:
-        """What the posterior is, a sentence."""
-        return ""
-
-    @property
     def details(self) -> str:
         """What goes behind "exact"."""
         return ""
@@ -215,8 +210,8 @@ class Verdict:
         return all(c.holds or c.name == HEAVY for c in self.conditions if c.against is not Against.NOTHING)
 
     @property
-    def headline(self) -> str:
-        """The verdict in a sentence, without what the posterior is."""
+    def sentence(self) -> str:
+        """The verdict in a sentence."""
         short = "; ".join(self.shortfalls)
         exact = "Exact: the posterior is Gaussian" if self.is_same else f"Exact up to Monte Carlo error{self.details}"
         match self.word:
@@ -240,11 +235,6 @@ class Verdict:
             Word.NOT_RELIABLE: f"not reliable, {first}",
         }
         return clauses.get(self.word, "")
-
-    @property
-    def sentence(self) -> str:
-        """What the posterior is, and the verdict."""
-        return f"{self.made} {self.headline}".lstrip()
 
     def __str__(self) -> str:
         """Return the verdict, and what may help where it is a bad one."""

@@ -99,8 +99,8 @@ class Constrainer:
         self._deterministics = deterministics
         self._left_out = {d.name for d in self.model.deterministics} - {d.name for d in density.deterministics}
         self.names = names
-        self._bambi = self.layout.bambi if deterministics else None
-        self._evaluated = names and (*names, *self.layout.bambi.coefficients)
+        of_intercepts = [coefficients for coefficients, _ in self.layout.bambi.centrings.values()]
+        self._evaluated = names and frozenset(names).union(*of_intercepts)
         self._function: OnDraws | None = None
 
     @classmethod
@@ -131,8 +131,8 @@ class Constrainer:
             for name, value in zip(self.computed, function(theta), strict=True):
                 # A float32 model gives float32 draws, like PyMC.
                 values[name] = value.astype(self.model[name].type.dtype, copy=False)
-        if self._bambi is not None:
-            values = self._bambi.uncentred(values)
+        if self._deterministics:
+            values = self.layout.bambi.uncentred(values)
         return values if self.names is None else {k: v for k, v in values.items() if k in self.names}
 
     @property
@@ -166,7 +166,7 @@ class Constrainer:
     def _compiled(self) -> OnDraws:
         """Return what evaluates what is computed: made once."""
         if self._function is None:
-            with without_c():
+            with without_c(self.model):
                 outputs = self.model.replace_rvs_by_values([self.model[name] for name in self.computed])
                 self._function = on_draws(self.model, self.layout, self._minibatches.hold(outputs))
         return self._function

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import time
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -178,12 +177,11 @@ class Functions:
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Count the time of what is built inside."""
-        start = time.perf_counter()
-        try:
-            with task("Compiling"):
+        with task("Compiling") as compiling:
+            try:
                 yield
-        finally:
-            self.seconds += time.perf_counter() - start
+            finally:
+                self.seconds += compiling.elapsed or 0.0
 
     def once[T](self, what: object, make: Callable[[], T]) -> T:
         """Return something of `made`, or make it."""

@@ -87,7 +87,9 @@ def outside_support(model: pm.Model, names: Iterable[str], point: Mapping[str, A
         verb, of = "is" if len(bad) == 1 else "are", type(rv.owner.op).__name__.removesuffix("RV")
         shown = [f"{rv.name}{places(at[None]) if len(at) else ''} = {values[tuple(at)]}" for at in bad]
         said = f"{len(bad):,} of {logp.size:,} values of {rv.name} {verb} outside the support of {of}"
-        found += [f"{said}: {listed(shown, '{}', N_NAMED)}"] * bool(shown)
+        is_wrapped = values.dtype.kind == "i" and values.min(initial=0) < np.iinfo(np.int16).min
+        large = " (as 32-bit integers, PyMC makes counts of 2,147,483,648 and more negative: give them as float)"
+        found += [f"{said}: {listed(shown, '{}', N_NAMED)}{large if is_wrapped else ''}"] * bool(shown)
     return found
 
 
@@ -114,12 +116,16 @@ def check_indices(model: pm.Model) -> None:
                 )
 
 
+def observations(model: pm.Model) -> dict[str, AnyArray]:
+    """Return the values of each observed variable, by name, but of those that are a graph, such as minibatches."""
+    with warnings.catch_warnings(action="ignore"):  # of the latter
+        return find_observations(model)
+
+
 def constant_data(model: pm.Model) -> list[str]:
     """Return the continuous observed variables whose values are all equal, in words."""
-    with warnings.catch_warnings(action="ignore"):  # of observations that are a graph
-        observed = find_observations(model)
     continuous = {rv.name for rv in model.observed_RVs if rv.dtype.startswith("float")}
-    values = {name: np.asarray(value) for name, value in observed.items() if name in continuous}
+    values = {name: np.asarray(value) for name, value in observations(model).items() if name in continuous}
     return [f"{name!r} (all {v.flat[0]:g})" for name, v in values.items() if v.size > 1 and np.ptp(v) == 0.0]
 
 

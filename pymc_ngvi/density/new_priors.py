@@ -297,7 +297,7 @@ class NewPriors:
         if not names:
             return []
         terms = dict(zip(self.names, self._new_terms(), strict=True))
-        with without_c():
+        with without_c(self.model):
             known = pt.vector("known", dtype="float64", shape=(self.layout.n_dim + 1,))
             outputs = []
             for name in names:

@@ -19,7 +19,6 @@ from scipy.special import ndtr
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.climbs import VALLEY, ascend, tops
-from pymc_ngvi.core.messages import logger
 from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import MODES, STREAMED, seed_of
@@ -493,7 +492,6 @@ class ModeSearch:
             seconds = min(seconds, max(self.max_seconds - of_fit, 0.0))
         n_climbs = int(_OF_CLIMBS * seconds / (each * of_climb))
         if n_climbs < _FEWEST_CLIMBS:
-            logger.debug("There is no search for other modes: evaluations of this model are slow.")
             return None
         n_climbs = min(n_climbs, _MOST_CLIMBS)
         n_looked = min(int(0.5 * _OF_CLIMBS * seconds / each), _MOST_LOOKED)

@@ -316,14 +316,6 @@ class FitRecord:
         return self.plan is not None and any(c.outcome is Decision.ON_REQUEST for c in self.plan.candidates)
 
     @property
-    def outcome(self) -> str:
-        """How the fit ended, in two or three words."""
-        is_of_gaussian = self.is_pool and not self.comes_first and self.status is not Status.INTERRUPTED
-        prefix = "Gaussian fit " if is_of_gaussian else ""
-        words = f"{prefix}{self.status.label}"
-        return words[0].upper() + words[1:]
-
-    @property
     def converged(self) -> bool:
         """Whether iterations stopped because they had converged."""
         return Status.CONVERGED in (self.status, self.status_before)

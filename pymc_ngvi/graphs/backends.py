@@ -14,6 +14,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 
+from pymc.distributions.transforms import ZeroSumTransform
 from pymc.pytensorf import resolve_backend_compile_kwargs
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
@@ -235,11 +236,12 @@ def without_c(model: pm.Model | None = None) -> Iterator[None]:
     Parameters
     ----------
     model : pymc.Model, optional
-        Whose random variables are evaluated, or replaced by their log densities: those of `pymc.dims` can be lowered
-        only under the ``floatX`` that they were made under.
+        Whose random variables are evaluated, or replaced by their log densities: those of `pymc.dims` and those that
+        sum to zero keep their type only under the ``floatX`` that they were made under.
     """
-    dtypes = {rv.type.dtype for rv in model.basic_RVs if isinstance(rv.type, XTensorType)} if model is not None else ()
-    floats = "float32" if "float32" in dtypes else "float64"
+    transforms = {} if model is None else {rv: model.rvs_to_transforms.get(rv) for rv in model.basic_RVs}
+    kept = (rv for rv, of in transforms.items() if isinstance(rv.type, XTensorType) or isinstance(of, ZeroSumTransform))
+    floats = "float32" if any(rv.type.dtype == "float32" for rv in kept) else "float64"
     with no_collections(), pytensor.config.change_flags(cxx="", floatX=floats, traceback__limit=0):
         yield
 

@@ -39,11 +39,6 @@ class BambiParameters:
         """Pickle, and copy, without the Bambi model."""
         return BambiParameters, (self.centrings, self.left_out)
 
-    @property
-    def coefficients(self) -> list[str]:
-        """Names of the coefficients of centred predictors."""
-        return sorted({name for coefficients, _ in self.centrings.values() for name in coefficients})
-
     def uncentred(self, values: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """Return values of variables, (n_draws, *shape), with intercepts at predictors of zero.
 

@@ -516,9 +516,10 @@ class WeightChecks(PoolVerdict):
         ]
 
     @property
-    def made(self) -> str:
-        """What the posterior is, with its figures where they do not follow."""
-        return self.what if self.claims_exact else f"{self.what[:-1]}{self.details}."
+    def sentence(self) -> str:
+        """What the posterior is, with its figures where they do not follow, and the verdict."""
+        what = self.what if self.claims_exact else f"{self.what[:-1]}{self.details}."
+        return f"{what} {super().sentence}"
 
     @property
     def details(self) -> str:

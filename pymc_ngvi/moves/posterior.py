@@ -232,11 +232,9 @@ class MovedDraws(AllDrawn):
 
     def draw(self, n: int, rng: np.random.Generator, *, in_chains: bool = True) -> Array:
         """Return ``n`` draws of equal weight, in random order or one chain after the other, as they were moved."""
-        if not in_chains:
-            return super().draw(n, rng, in_chains=False)
         chains = np.argsort(np.arange(self.x.shape[1]) % N_PARTS, kind="stable")  # each part has chains of all modes
         rows = evenly_picked(np.repeat(self.of_chains[chains], len(self.x)), n, rng.random())
-        return self.x.swapaxes(0, 1)[chains].reshape(-1, self.n_dim)[rows]
+        return self.x.swapaxes(0, 1)[chains].reshape(-1, self.n_dim)[rows if in_chains else rng.permutation(rows)]
 
     # --- files ---
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from pymc_ngvi.core.prices import LEAST_PRICE, MOST_TIMES, in_words, rounded_up
+from pymc_ngvi.core.prices import LEAST_PRICE, MOST_TIMES, rounded_up
 from pymc_ngvi.core.stored import stored
 
 #: What may follow a Gaussian fit, in its seconds, and seconds on top: all together, four times the fit and 20 s.
@@ -46,15 +46,6 @@ class TimeBudget:
     def asked_for(self, seconds: float) -> str:
         """Return the ``max_seconds`` that would let something follow which takes so many seconds."""
         return f"{rounded_up(1.2 * (self.of_fit + seconds)):,.0f}".replace(",", "_")
-
-    @property
-    def sentence(self) -> str:
-        """What may follow the fit."""
-        if self.max_seconds is None:
-            return f"Time limit after the Gaussian fit: {in_words(self.left())}."
-        if math.isinf(self.max_seconds):
-            return "No time limit, as it was asked for."
-        return f"max_seconds={self.max_seconds:g} in all."
 
 
 @stored("plan.outcome")
@@ -128,7 +119,7 @@ class Plan:
 
     #: In the order in which they were to be tried; those that can't be had, last.
     candidates: tuple[Candidate, ...]
-    #: What they may take, in a sentence.
+    #: Why no others were tried, in a sentence.
     limit: str = ""
 
     def __str__(self) -> str:

@@ -467,7 +467,7 @@ class NGVIApproximation(Approximation):
         ----------
         draws : int, default 500
             Draws in total, of all chains together; ``pm.sample`` has as many in each chain. ``sample(2_000)`` returns 4
-            chains of 500. A number that the chains don't divide is rounded up.
+            chains of 500. A number that the chains don't divide is rounded up: ``sample(50)`` returns 4 chains of 13.
         chains : int, default 4
             Chains that the draws are arranged in, so that R-hat, effective sample sizes and rank plots of ArviZ work.
             Draws that are not independent, as some of an exact or nested posterior have the same global parameters,

@@ -188,7 +188,6 @@ class Candidates[A: NGVIApproximation]:
         self.left = min(of_fit + self._budget.left(), _MOST_SECONDS) if self._is_auto else math.inf
         if choice.max_seconds is not None:
             self.left = choice.max_seconds
-        self._limit = f"Time limit before the Gaussian fit: {in_words(self.left)}." if self.left < math.inf else ""
         self._clock, self._compiled = time.perf_counter(), density.compile_seconds
 
     # --- before a Gaussian fit ---
@@ -326,7 +325,7 @@ class Candidates[A: NGVIApproximation]:
             of_fit += record.n_searched * density.gradient_seconds
         is_unlimited = not self._is_auto and self.choice.max_seconds is None
         self._budget = TimeBudget(of_fit, math.inf if is_unlimited else self.choice.max_seconds)
-        self.left, self._limit = self._budget.left() - self._spent, self._budget.sentence
+        self.left = self._budget.left() - self._spent
         self._by_rows = self._by_rows and record.estimator == "quadrature"
         failed = [c for c in self._table.values() if c.outcome is Decision.FAILED]
         self._reasons = [Failed(Reason.NOT_PASSED, c.reason) for c in failed]
@@ -336,9 +335,7 @@ class Candidates[A: NGVIApproximation]:
             self._tell(self._now)
         try:
             if not record.status.can_be_followed:
-                why = Unavailable(Reason.NOT_FOLLOWED, f"the fit ended {str(record.status)!r}")
-                self._limit = f"No other posterior was tried: {why}."
-                raise why
+                raise Unavailable(Reason.NOT_FOLLOWED, f"the fit ended {str(record.status)!r}")
             self._look()
             is_open = bool(self._offers) and self._is_auto and not record.modes
             if is_open and self._of_gaussian(is_even, otherwise=False):
@@ -394,10 +391,6 @@ class Candidates[A: NGVIApproximation]:
         except Failed as reason:
             self._reasons.append(Failed(reason.code, f"the assessment of the Gaussian failed ({reason})"))
             return otherwise
-
-    def _judged_by_weights(self) -> Verdict:
-        """Return the verdict on a Gaussian whose importance weights are nearly equal."""
-        return Verdict(is_same=self._of_gaussian(functools.partial(is_even, most=SAME), otherwise=False))
 
     def _missed_by(self, state: PoolState) -> tuple[OtherMode, ...]:
         """Return the modes that a posterior leaves out."""
@@ -547,7 +540,9 @@ class Candidates[A: NGVIApproximation]:
             on_request=reason.on_request,
             elsewhere=tuple(str(r) for r in self._reasons if r.code is Reason.ELSEWHERE),
             # Where it is the posterior, its importance weights were looked at.
-            judged=self._judged_by_weights() if reason.code is Reason.SUPERFLUOUS else gaussian.record.judged,
+            judged=Verdict(is_same=self._of_gaussian(functools.partial(is_even, most=SAME), otherwise=False))
+            if reason.code is Reason.SUPERFLUOUS
+            else gaussian.record.judged,
         )
         return gaussian
 
@@ -571,13 +566,14 @@ class Candidates[A: NGVIApproximation]:
         if state is not None and state.kind in rows:
             rows[state.kind] = rows[state.kind].became(Decision.TAKEN, "" if self._is_exact(state) else "not exact")
         outcome = Decision.TAKEN if state is None else Decision.CAME_FIRST
-        gaussian, limit = Candidate(GAUSSIAN, outcome, self._budget.of_fit), self._limit
+        gaussian, limit = Candidate(GAUSSIAN, outcome, self._budget.of_fit), ""
         if self._gaussian is None:
             gaussian = gaussian.became(Decision.ON_REQUEST)
             for other in self._states[1:]:
                 rows[other.kind] = rows[other.kind].became(Decision.CAME_FIRST, "not exact")
-        elif state is not None and self.why_not is not None and self.why_not.code is Reason.NOT_FOLLOWED:
-            gaussian, limit = gaussian.became(Decision.FAILED, str(self.why_not)), ""
+        elif self.why_not is not None and self.why_not.code is Reason.NOT_FOLLOWED:
+            limit = f"No other posterior was tried: {self.why_not}." * (state is None)
+            gaussian = gaussian if state is None else gaussian.became(Decision.FAILED, str(self.why_not))
         return Plan(tuple(in_order([*rows.values(), gaussian])), limit)
 
     def _approximation(self, state: PoolState, plan: Plan) -> A:

@@ -32,7 +32,7 @@ from pymc_ngvi.core.importance import (
     weigh,
 )
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.messages import N_NAMED, logger, percent
+from pymc_ngvi.core.messages import N_NAMED, percent
 from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.progress import task
 from pymc_ngvi.core.sizes import (
@@ -1279,10 +1279,7 @@ class Budget:
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
     costs, n = costs_of(posterior), budget_of(posterior).n_weights
-    n = n or int(np.clip(_seconds_of(posterior) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
-    if n < at_most(N_WEIGHED, FEWEST_WEIGHED, HELD, posterior.layout.n_dim):
-        logger.debug(f"Importance weights of {n:,} draws: evaluations of this model are slow; draws= asks for more.")
-    return n
+    return n or int(np.clip(_seconds_of(posterior) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
 
 
 def at_most(n: int, least: int, numbers: int, n_dim: int) -> int:

@@ -126,13 +126,10 @@ def constrained_dataset(
     return xr.Dataset(data)
 
 
-def axes_of(
-    model: pm.Model, name: str, shape: tuple[int, ...], *, leading: bool = False
-) -> tuple[tuple[str, ...], dict[str, AnyArray]]:
-    """Return the dims and coords of a variable of a model, or of a part of it."""
-    named = model.named_vars_to_dims.get(name)
-    dims = None if named is None else named[: len(shape)] if leading else named
-    if dims is None or None in dims or len(dims) != len(shape):
+def axes_of(model: pm.Model, name: str, shape: tuple[int, ...]) -> tuple[tuple[str, ...], dict[str, AnyArray]]:
+    """Return the dims and coords of a variable of a model, or of the first of its axes."""
+    dims = (model.named_vars_to_dims.get(name) or ())[: len(shape)]
+    if None in dims or len(dims) != len(shape):
         dims = _plain_dims(name, shape)
     coords = {}
     for dim, length in zip(dims, shape, strict=True):

@@ -325,8 +325,8 @@ def _in_sample(
 
     Log densities of scores, (n_scores,); smoothed log weights without each part, (n_draws, n_parts); their k-hats.
     """
-    n = draws_of_chains(np.clip(HELD // parts.scored.shape[0], 1, N_PREDICTED))
-    theta, log_weights = _draws(posterior, n, rng)
+    most = np.clip(HELD // parts.scored.shape[0], 1, N_PREDICTED)
+    theta, log_weights = _draws(posterior, draws_of_chains(most), rng)
     out, scored = _sums(elementwise, theta, parts)
     smooth = smoothed(log_weights)[0]
     log_density = logsumexp(smooth[:, None] + scored, axis=0) - logsumexp(smooth)
@@ -471,7 +471,7 @@ def asked_for(
         raise ValueError(f"Leave out {' or '.join(chosen)}: one of them at a time.")
     shape = elementwise.shape
     n = int(np.prod(shape))
-    dims, coords = axes_of(posterior.model, elementwise.name, shape, leading=True)
+    dims, coords = axes_of(posterior.model, elementwise.name, shape)
     if not chosen:
         return Wanted("rows", DataParts.of_labels(np.arange(n), n), dims, shape, coords)
     [kind] = chosen
@@ -499,7 +499,7 @@ def _groups(
     name, shape, model = elementwise.name, elementwise.shape, posterior.model
     if not isinstance(groups, str):
         return *_labels("groups", groups, shape), "group"
-    own, coords = axes_of(model, name, shape, leading=True)
+    own, coords = axes_of(model, name, shape)
     if groups in own:
         axis = own.index(groups)
         label = np.indices(shape)[axis].ravel().astype(np.intp)
@@ -590,7 +590,7 @@ def sites(posterior: Posterior, var_name: str | None) -> xr.Dataset:
     for kind, of_rows in kinds:
         for key, value in of_rows.items():
             values[key][kind.elements] = value
-    dims, coords = axes_of(posterior.model, name, found.shape, leading=True)
+    dims, coords = axes_of(posterior.model, name, found.shape)
     log_density, n = values["log_density"], len(values["log_density"])
     attrs = {
         "var_name": name,

@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import uuid
-import warnings
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -23,14 +22,13 @@ import pymc as pm
 import xarray as xr
 
 from numpy.typing import ArrayLike, NDArray
-from pymc.backends.arviz import find_observations
 
 from pymc_ngvi.core.messages import N_NAMED
 from pymc_ngvi.core.stored import BY_CLASS, BY_TAG, Stored
 from pymc_ngvi.core.types import AnyArray, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.density import Layout, LogDensity, ModelDensity
-from pymc_ngvi.density.info import DataSnapshot, data_in
+from pymc_ngvi.density.info import DataSnapshot, data_in, observations
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.methods.reparam import PushforwardState, reparametrised
@@ -325,10 +323,7 @@ def _labels(labels: NDArray[np.generic]) -> str:
 
 def data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
     """Return each observed variable and each ``pm.Data`` of a model, by name."""
-    with warnings.catch_warnings(action="ignore"):  # of observations that are a graph, such as minibatches, named below
-        observed = find_observations(model)
-    named = {name: v.get_value(borrow=True) for name, v in data_in(model).items()}
-    return {**observed, **named}
+    return observations(model) | {name: v.get_value(borrow=True) for name, v in data_in(model).items()}
 
 
 def digest(values: ArrayLike) -> str:

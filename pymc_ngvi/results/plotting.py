@@ -119,7 +119,7 @@ def plot_fit(
         figure = pyplot.figure(layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     end, n = "at the end" if record.estimator == "quadrature" else "at the end, on fresh draws", record.n_iterations
-    line = f"{record.outcome} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
+    line = f"{record.status} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}".capitalize()
     for ax, draw in zip(axes, panels, strict=True):
         draw(ax, losses, gaps, record, tol, end)
         finish(ax, "")

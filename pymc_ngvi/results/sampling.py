@@ -35,11 +35,10 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
-from pymc_ngvi.density.observed_rows import ObservedLogp, observed_logp
+from pymc_ngvi.density.observed_rows import observed_logp
 from pymc_ngvi.moves.posterior import MovedDraws
 from pymc_ngvi.results.distributions import (
     Posterior,
-    axes_of,
     constrained_dataset,
     flat_dataset,
     indices_of,
@@ -216,7 +215,9 @@ def sample_tree(
     trace, attrs, theta = sample_trace(posterior, draws, rng, **how)
     more = dict(posterior.distribution.groups(posterior.layout))
     if rows:
-        more["log_likelihood"] = xr.Dataset({of.name: _by_row(model, of, theta, trace.nchains) for of in rows})
+        values = {of.name: of(theta).reshape(trace.nchains, len(trace), *of.shape) for of in rows}
+        axes = {"chain": np.arange(trace.nchains), "draw": np.arange(len(trace))}
+        more["log_likelihood"] = constrained_dataset(model, values, tuple(axes)).assign_coords(axes)
     transformed = how.get("include_transformed")
     shown = how.get("var_names") is not None or (posterior.include_transformed if transformed is None else transformed)
     options["dims"] = posterior.density.summed_out.dims | dict(options.get("dims") or {})
@@ -233,14 +234,6 @@ def sample_tree(
     for node in (tree, tree["posterior"]):
         node.attrs.update(outcome)
     return tree
-
-
-def _by_row(model: pm.Model, elementwise: ObservedLogp, theta: Array, chains: int) -> xr.DataArray:
-    """Return log densities of rows at draws."""
-    dims, coords = axes_of(model, elementwise.name, elementwise.shape, leading=True)
-    values = elementwise(theta).reshape(chains, -1, *elementwise.shape)
-    coords |= {"chain": np.arange(chains), "draw": np.arange(values.shape[1])}
-    return xr.DataArray(values, dims=("chain", "draw", *dims), coords=coords)
 
 
 def chains_tree(posterior: Posterior, rng: np.random.Generator) -> xr.DataTree:

@@ -26,7 +26,7 @@ from pymc_ngvi.core.importance import (
 from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent
 from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, SLIGHT, seed_of
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.core.verdict import NOT_TESTED, Verdict, Word
+from pymc_ngvi.core.verdict import NOT_TESTED, Against, Verdict, Word
 from pymc_ngvi.density.constrain import Constrainer, log_densities, term_sums
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.pooled import PoolState, evenly_picked
@@ -67,6 +67,7 @@ def notes_on(
     """Return sentences of less weight, for below the table, and k-hat."""
     record, seed, q, weights = posterior.record, seed_of(rng), posterior.distribution, None
     notes = [] if record is None else [record.of_discrete, record.of_posterior if record.on_request else ""]
+    notes += [c.text for c in verdict.found if c.name == "equal modes" and c.against is Against.NOTHING]
     if khat_draws is not None and not posterior.why_not_judged:
         of_fit, weighted = khat_draws == N_WEIGHED, q.kept_log_weights() is not None
         n = budget_of(posterior).n_weights if of_fit else khat_draws

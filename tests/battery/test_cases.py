@@ -47,14 +47,6 @@ def fit(model, seed, **options):
         return pm.fit(method="ngvi", random_seed=seed, progressbar=False, **options)
 
 
-def refusal_or_fit(model, seed):
-    """Return the message of a refusal, or a fit."""
-    try:
-        return "", fit(model, seed)
-    except ValueError as error:
-        return str(error), None
-
-
 def near(value, right, within):
     assert abs(value - right) <= within, f"{value:.4g}, should be {right:.4g} within {within:.2g}"
 
@@ -237,7 +229,7 @@ def zerosum_two_axes_slow(seed):
     assert time.process_time() - start < 200.0 * kernel_seconds()
 
 
-@case(seeds=(1,), wrong="float32: ZeroSumNormal makes float64 of it, TypeError", quick=True)
+@case(seeds=(1,), quick=True)
 def float32(seed):
     y = np.random.default_rng(1).normal(size=60).astype("float32")
     means = y.reshape(10, 6).mean(1)
@@ -248,35 +240,37 @@ def float32(seed):
         agrees(approx, from_moments({"e": ((means - means.mean()) * 6 / 7, np.full(10, np.sqrt(0.9 / 7)))}))
 
 
-@case(seeds=(1,), wrong="counts above 2**31 wrap to negative numbers, and the message does not say so", quick=True)
+@case(seeds=(1,), quick=True)
 def big_counts(seed):
     y = np.array([3_000_000_000, 900_000_000, 1_200_000_000, 2_500_000_000])
     with pm.Model() as model:
         a, alpha = pm.Normal("a", 20, 5), pm.Exponential("alpha", 1)
         pm.NegativeBinomial("y", mu=pm.math.exp(a), alpha=alpha, observed=y)
-    message, approx = refusal_or_fit(model, seed)
-    if approx is None:
-        assert re.search(r"int32|2\*\*31|2,147,483,647|2147483647", message), message
-    else:
-        near(float(approx.sample(2_000, random_seed=1)["posterior"]["a"].mean()), 20.6, 1.0)
+    with pytest.raises(ValueError, match=r"y\[0\] = -1294967296, .* 2,147,483,648 and more negative: give them"):
+        fit(model, seed)
 
 
-@case(seeds=(1,), wrong="masked classes are refused with PyTensor's inner names", quick=True)
+@case(seeds=(1,), quick=True)
 def masked_class(seed):
     rng = np.random.default_rng(3)
     cls = np.repeat([0, 1], 120)
     life = np.where(cls == 0, rng.exponential(10, 240), rng.exponential(100, 240))
-    observed = np.ma.masked_array(cls, rng.random(240) < 0.25)
+    missing = rng.random(240) < 0.25
     with warnings.catch_warnings(), pm.Model() as model:
         warnings.simplefilter("ignore")  # PyMC's, of imputation
         theta, scale = pm.Beta("theta", 2, 2), pm.HalfNormal("scale", 200, shape=2)
-        pm.Exponential("life", 1 / scale[pm.Bernoulli("g", theta, observed=observed)], observed=life)
-    message, approx = refusal_or_fit(model, seed)
-    if approx is None:
-        assert "AdvancedSetSubtensor" not in message
-    else:
-        moments = {"theta": (0.486, 0.035), "scale": ([12.28, 98.8], [1.29, 9.4])}
-        agrees(approx, from_moments(moments, 2_000.0), may_be_refused=False)
+        g = pm.Bernoulli("g", theta, observed=np.ma.masked_array(cls, missing))
+        pm.Exponential("life", 1 / scale[g], observed=life)
+    with pytest.raises(ValueError, match=r"missing values of 'g', and 'life' reads them.* Split the rows"):
+        fit(model, seed)
+    with pm.Model() as model:  # as the message says
+        theta, scale = pm.Beta("theta", 2, 2), pm.HalfNormal("scale", 200, shape=2)
+        pm.Bernoulli("g", theta, observed=cls[~missing])
+        pm.Exponential("life", 1 / scale[cls[~missing]], observed=life[~missing])
+        g = pm.Bernoulli("g_missing", theta, shape=int(missing.sum()))
+        pm.Exponential("life_missing", 1 / scale[g], observed=life[missing])
+    known = from_moments({"theta": (0.486, 0.035), "scale": ([12.28, 98.8], [1.29, 9.4])}, 2_000.0)
+    agrees(fit(model, seed), known, may_be_refused=False)
 
 
 # --- leave_out --------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_files_pickles_and_reports(fit, updated, kind, tmp_path):
         np.testing.assert_array_equal(again.mean_flat, approx.mean_flat)
         assert str(again.checks) == str(approx.checks)
         assert str(again.record.verdict) == str(approx.checks)
-    assert approx.checks.headline.split(" (")[0] in " ".join(str(approx.summary()).split())
+    assert approx.checks.sentence.split(" (")[0] in " ".join(str(approx.summary()).split())
     found = approx.diagnose()
     assert found.reliable, found.reasons
     assert approx.checks is found.checks

@@ -206,7 +206,7 @@ def test_words():
 def test_pictures():
     approx = fitted("one")
     axes = approx.plot_fit()
-    assert axes[0].get_title(loc="left").startswith("Gaussian fit converged after")
+    assert axes[0].get_title(loc="left").startswith("Converged after")
     title = " ".join(approx.plot_khat().get_title(loc="left").split())
     assert title.startswith("Weights of the pool of global parameters")
     assert f"Pareto k-hat {approx.khat():.2f}" in title

@@ -357,7 +357,7 @@ def test_squares_that_are_wrong_are_not_taken(monkeypatch, caplog):
         return pt.set_subtensor(total[-1], 1.1 * total[-1])
 
     monkeypatch.setattr(matrix, "squares_by_rows", wrong)
-    with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
+    with caplog.at_level(logging.DEBUG, logger="pymc.ngvi"):
         check(one_layer(), one_layer_rows, "axes")
     assert "not those of single rows" in caplog.text
 
@@ -370,7 +370,7 @@ def test_gradients_that_are_wrong_are_not_taken(monkeypatch, caplog):
         return pt.set_subtensor(total[:, -1], 1.1 * total[:, -1])
 
     monkeypatch.setattr(matrix, "gradients_by_rows", wrong)
-    with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
+    with caplog.at_level(logging.DEBUG, logger="pymc.ngvi"):
         check_matrix(one_layer(), one_layer_rows, "axes")
     assert "not those of single rows" in caplog.text
 

@@ -22,7 +22,7 @@ from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
 from pymc_ngvi.posteriors import kinds as latent_gaussian
 from pymc_ngvi.posteriors import kinds as trees
 from pymc_ngvi.posteriors.kinds import KINDS
-from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
+from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, in_order
 from pymc_ngvi.results import choice
 
 #: Hyperparameters of a nested posterior, and points of the process.
@@ -55,14 +55,14 @@ def test_the_table_is_aligned_and_has_all_candidates():
             Candidate("exact", Decision.FAILED, 1.64, 1.0, "k-hat is 0.9"),
             Candidate("nested", Decision.TAKEN, 1_234.0, 1 / 3),
         ),
-        TimeBudget(0.3, 2_000.0).sentence,
+        "No other posterior was tried.",
     )
     assert str(plan).splitlines() == [
         "posterior  seconds  expected      outcome",
         "Gaussian       0.3  approximate   came first",
         "exact          1.6  exact         failed: k-hat is 0.9",
         "nested       1,234  may be exact  taken",
-        "max_seconds=2000 in all.",
+        "No other posterior was tried.",
     ]
     assert plan.taken.kind == "nested"
 
@@ -95,7 +95,6 @@ def test_the_plan_of_an_exact_posterior():
     assert plan.taken.kind == "exact"
     assert plan.of("gaussian").outcome is Decision.CAME_FIRST
     assert plan.taken.seconds > plan.of("gaussian").seconds
-    assert "Time limit after" in str(plan)
     assert fit(grouped(), posterior="gaussian").plan is None
     assert fit(grouped(), family="full").plan is None
 
@@ -107,7 +106,6 @@ def test_each_reason_is_in_the_table():
     assert "max_seconds=" in dear.of("exact").reason
     assert dear.of("nested").outcome is Decision.TOO_DEAR
     assert dear.taken.kind == "gaussian"
-    assert "max_seconds=0.1 in all." in str(dear)
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1, shape=61)
         pm.Potential("p", -(x.sum() ** 4) - pm.math.exp(x[0]))
@@ -124,7 +122,7 @@ def tried(monkeypatch, _no_last_resort):
     noted = []
 
     @contextlib.contextmanager
-    def announced(title, seconds, progressbar):
+    def task(title, seconds):
         noted.append(f"{title.split()[0]} at {seconds:g}")
         yield
 
@@ -141,7 +139,7 @@ def tried(monkeypatch, _no_last_resort):
         monkeypatch.setattr(trees.TreeKind, "seconds", lambda *args, by_rows: exact)
         return noted
 
-    monkeypatch.setattr(choice, "announced", announced)
+    monkeypatch.setattr(choice, "task", task)
     monkeypatch.setattr(KINDS["exact"], "run", run)
     monkeypatch.setattr(
         KINDS["nested"], "run", lambda start, found, work, is_only: run(start, found, Work(), is_only=is_only)

@@ -140,8 +140,8 @@ def test_curve_is_the_share_of_larger_weights(seed):
 def test_title_says_what_khat_means():
     ax = plot_khat(*pareto_weights(1.3))
     title = " ".join(ax.get_title(loc="left").split())
-    assert title.startswith("Pareto k-hat 1.")
-    assert "importance weights can't correct q" in title
+    assert title.startswith("Pareto k-hat is 1.")
+    assert "importance weights can't correct" in title
     assert not is_clipped(ax)
 
 

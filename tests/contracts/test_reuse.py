@@ -240,7 +240,7 @@ def test_a_changed_model_is_built_anew_and_that_is_said(change, reason, caplog):
     change(model)
     with pytest.raises(CannotReuse, match=reason):
         inference._density.again()
-    with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
+    with caplog.at_level(logging.DEBUG, logger="pymc.ngvi"):
         again = inference.fit(0, progressbar=False)
     assert caplog.text.count("The functions of the model are built anew: ") == 1
     new = pymc_ngvi.NGVI(model, random_seed=1, posterior="gaussian").fit(0, progressbar=False)

@@ -288,7 +288,7 @@ def test_all_reports_have_the_same_verdict(name, tmp_path):
     approx = pymc_ngvi.fit_ngvi(n, model=model, random_seed=1, progressbar=False, **options)
     verdict, said = approx.checks, " ".join(str(approx.summary(100)).split())
     assert verdict.word in words, str(verdict)
-    assert verdict.headline in said
+    assert verdict.sentence in said
     assert sum(word in said for word in ("Exact", "Approximate,", "Not reliable")) == 1
     for seed in (None, 5):
         diagnosis = approx.diagnose(random_seed=seed)

@@ -43,8 +43,6 @@ def epilepsy(tmp_path_factory):
 
 def test_it_prints_how_the_fit_went(epilepsy):
     out, folder = epilepsy
-    [line] = [line for line in out.splitlines() if line.startswith("Gaussian fit converged")]
-    assert "ELBO -685.57" in line
     assert "59 independent blocks of size 2" in " ".join(out.split())
     assert "Exact up to Monte Carlo error" in " ".join(out.split())
     assert str(folder / "epilepsy.png") in out

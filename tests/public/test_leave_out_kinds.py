@@ -186,8 +186,8 @@ def test_what_has_no_rows_is_refused(kind, message):
         with pytest.raises(ValueError, match=message):
             approx.sample(10, log_likelihood=True)
     elif kind is not potential:  # that of all values
-        tree = approx.sample(10, log_likelihood=True, random_seed=1)
-        assert tree["log_likelihood"]["y"].size == 10
+        tree = approx.sample(12, log_likelihood=True, random_seed=1)
+        assert tree["log_likelihood"]["y"].size == 12
         assert np.isfinite(tree["log_likelihood"]["y"]).all()
 
 

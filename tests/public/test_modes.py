@@ -69,7 +69,7 @@ def fitted(solver, seed):
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_an_amplitude_of_nothing_is_not_the_end(seed, sines, caplog):
-    with caplog.at_level("INFO", "pymc.ngvi"):
+    with caplog.at_level("DEBUG", "pymc.ngvi"):
         approx = fitted(sines, seed)
     assert approx.converged
     assert approx.elbo.value == pytest.approx(-103.13, abs=0.3)

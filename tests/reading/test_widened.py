@@ -48,7 +48,7 @@ def test_a_missed_entry_is_found_and_the_fit_goes_on(monkeypatch, missed, caplog
     monkeypatch.setattr(affine.PatternSearch, "run", narrow)
     model = grouped()  # what was built for the other has the whole pattern
     assert LogDensity(model).pattern.n_entries == expected.density.pattern.n_entries - 1
-    with caplog.at_level("INFO", logger="pymc.ngvi"):
+    with caplog.at_level("DEBUG", logger="pymc.ngvi"):
         approx = pymc_ngvi.fit_ngvi(model=model, family="sparse", random_seed=1, progressbar=False)
     assert "q gets them, too" in caplog.text
     assert approx.converged
@@ -71,7 +71,7 @@ def test_rows_that_fail_at_the_first_state_are_given_up(monkeypatch, start, capl
     if start == "earlier":
         start = expected
     monkeypatch.setattr(ByRows, "check", fails)
-    with caplog.at_level("INFO", logger="pymc.ngvi"):
+    with caplog.at_level("DEBUG", logger="pymc.ngvi"):
         approx = pymc_ngvi.fit_ngvi(model=model, posterior="gaussian", random_seed=1, start=start, progressbar=False)
     assert "goes on with draws" in caplog.text
     assert approx.record.estimator == "price"
@@ -88,7 +88,7 @@ def test_entries_that_are_missed_at_the_first_state_are_looked_for(monkeypatch, 
         return right(density, *args, **options)
 
     monkeypatch.setattr(LogDensity, "expected", expected)
-    with caplog.at_level("INFO", logger="pymc.ngvi"):
+    with caplog.at_level("DEBUG", logger="pymc.ngvi"):
         approx = pymc_ngvi.fit_ngvi(model=grouped(), posterior="gaussian", random_seed=1, progressbar=False)
     assert caplog.text.count("q gets them, too") == 2
     assert approx.record.estimator == "quadrature"

@@ -10,7 +10,6 @@ import numpy as np
 import pymc as pm
 import pytensor
 
-from pymc.distributions.transforms import Chain
 from pymc.logprob.transforms import IntervalTransform
 from pymc.model.fgraph import clone_model
 from pymc.pytensorf import find_rng_nodes
@@ -169,15 +168,20 @@ def _reason(model: pm.Model, rv: Variable) -> str:
     dependent = _reads([other for other in model.basic_RVs if other is not rv], model, [rv])
     if batches := [other for other in dependent if isinstance(other.owner.op, MinibatchRandomVariable)]:
         return f"{_names(batches)}, which depends on it, has a total_size"
-    if bounded := [other for other in dependent if _has_bounds(model.rvs_to_transforms.get(other))]:
+    transforms = [(other, model.rvs_to_transforms.get(other)) for other in dependent]
+    parts = [(other, part) for other, of in transforms for part in getattr(of, "transform_list", [of])]
+    # These read the parameters of their variable, which are others without the discrete one.
+    if bounded := [other for other, part in parts if isinstance(part, IntervalTransform)]:
         return f"{_names(bounded)}, which depends on it, has bounds"
+    whole = str(rv.name).removesuffix("_unobserved")  # PyMC's name for values that are missing
+    if dependent and whole != rv.name and whole in model.named_vars:
+        return (
+            f"these are the missing values of {whole!r}, and {_names(dependent)} reads them in one array with the "
+            f"observed ones. Split the rows into those where {whole!r} is observed and those where it is missing, each "
+            "with a likelihood of its own; the missing values are then a discrete variable of their own, such as "
+            "pm.Bernoulli('missing', p, shape=n_missing)"
+        )
     return ""
-
-
-def _has_bounds(transform: object) -> bool:
-    """Tell whether a transform reads the parameters of its variable, which are others without the discrete one."""
-    parts = transform.transform_list if isinstance(transform, Chain) else [transform]
-    return any(isinstance(part, IntervalTransform) for part in parts)
 
 
 # --- the model without them -------------------------------------------------------------------------------------------
