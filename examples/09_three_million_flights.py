@@ -39,7 +39,6 @@ from scipy import special
 
 import pymc_ngvi
 
-logging.getLogger("pymc").setLevel(logging.WARNING)
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
 
 DATA = os.environ.get("FLIGHTS")
@@ -189,7 +188,7 @@ print(f"memory of this process: {memory:.0f} MB before the fit, {more:.0f} MB mo
 # of the actual departure: few flights leave at three in the morning, and most of these should have left long before.
 
 # %%
-draws = approx.sample(1_000, random_seed=2, log_p=False)["posterior"].sel(chain=0)
+draws = approx.sample(1_000, chains=1, random_seed=2, log_p=False)["posterior"].sel(chain=0)
 print(approx.summary(var_names=["level", "slope", "sd"]))
 
 # %%
@@ -286,8 +285,8 @@ _ = ax.legend(frameon=False, ncols=2)
 
 # %%
 names = ["origin", "destination", "hour"]
-own = of_few.sample(4_000, random_seed=3, log_p=False)["posterior"]["sd"].sel(chain=0)
-gaussian = of_few.gaussian.sample(4_000, random_seed=3, log_p=False)["posterior"]["sd"].sel(chain=0)
+own = of_few.sample(4_000, chains=1, random_seed=3, log_p=False)["posterior"]["sd"].sel(chain=0)
+gaussian = of_few.gaussian.sample(4_000, chains=1, random_seed=3, log_p=False)["posterior"]["sd"].sel(chain=0)
 scales = pd.DataFrame(index=names)
 for name, values in {"all flights": draws["sd"], "sample, nested": own, "sample, Gaussian": gaussian}.items():
     scales[name, "mean"], scales[name, "sd"] = values.mean("draw").to_numpy(), values.std("draw").to_numpy()
