@@ -17,7 +17,6 @@
 # Gaussian, also where an exact posterior could be had: how near it is will be seen.
 
 # %%
-import logging
 import time
 
 from pathlib import Path
@@ -33,7 +32,6 @@ from scipy.special import expit
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
-logging.getLogger("pymc").setLevel(logging.WARNING)
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
 table = pd.read_csv(Path("data") / "heart.csv")
 names = [name for name in table.columns if name != "y"]

@@ -16,7 +16,6 @@
 # parameters, so that most entries of the precision are zero. This is found from the graph of the model, by itself.
 
 # %%
-import logging
 import time
 
 import matplotlib.pyplot as plt
@@ -27,7 +26,6 @@ from scipy.special import expit
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
-logging.getLogger("pymc").setLevel(logging.WARNING)
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
 
 TRUTH = {"mu": np.array([-0.5, 0.8]), "slope": 0.6, "sd": np.array([0.9, 0.5]), "noise": 1.0}

@@ -17,8 +17,6 @@
 # two parameters, so that the exact posterior is at hand to compare with.
 
 # %%
-import logging
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pymc as pm
@@ -28,7 +26,6 @@ from scipy.special import logsumexp
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
-logging.getLogger("pymc").setLevel(logging.WARNING)
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
 
 receivers = np.array([[0.0, 0.0], [1.0, 0.1], [2.0, -0.05]])

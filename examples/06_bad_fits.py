@@ -20,8 +20,6 @@
 # `posterior="gaussian"`.
 
 # %%
-import logging
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -32,7 +30,6 @@ from scipy.special import logsumexp
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
-logging.getLogger("pymc").setLevel(logging.WARNING)
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
 
 # %% [markdown]

@@ -17,8 +17,6 @@
 # three is put beside a run of NUTS.
 
 # %%
-import logging
-
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -32,7 +30,6 @@ from scipy.special import expit
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
-logging.getLogger("pymc").setLevel(logging.WARNING)
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
 
 # %% [markdown]
@@ -121,7 +118,7 @@ map_table = table
 table.round(3)
 
 # %%
-risks = of_map.sample(2_000, chains=1, random_seed=3).posterior["log_risk"].to_numpy()[0]
+risks = np.concatenate(of_map.sample(2_000, random_seed=3).posterior["log_risk"].to_numpy())
 polygons = [cells.vertices[cells.regions[cells.point_region[i]]] for i in range(n_areas)]
 fig, axes = plt.subplots(1, 4, figsize=(11, 2.9), layout="constrained")
 top = np.abs(np.log(np.maximum(cases, 0.5) / expected)).max()
@@ -184,11 +181,11 @@ classes_table.round(3)
 # %%
 side = np.linspace(-2, 2, 19)
 grid = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1).reshape(-1, 2)
-draws = of_classes.sample(100, chains=1, random_seed=3)
+draws = of_classes.sample(100, random_seed=3)
 with classes:
     process.conditional("at_grid", grid, jitter=1e-5)
     predicted = pm.sample_posterior_predictive(draws, var_names=["at_grid"], random_seed=4, progressbar=False)
-probability = expit(predicted.posterior_predictive["at_grid"].to_numpy()[0]).mean(axis=0).reshape(len(side), -1)
+probability = expit(predicted.posterior_predictive["at_grid"].to_numpy()).mean(axis=(0, 1)).reshape(len(side), -1)
 
 fig, ax = plt.subplots(figsize=(5.6, 4.6), layout="constrained")
 filled = ax.contourf(side, side, probability.T, np.linspace(0, 1, 11), cmap="RdBu_r")
@@ -231,8 +228,8 @@ table.round(3)
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(12, 3.6), width_ratios=[2.2, 1], layout="constrained")
-draws = of_path.sample(4_000, chains=1, random_seed=5).posterior
-low, middle, high = np.quantile(np.exp(draws["path"].to_numpy()[0] / 2), [0.05, 0.5, 0.95], axis=0)
+draws = of_path.sample(4_000, random_seed=5).posterior
+low, middle, high = np.quantile(np.exp(np.concatenate(draws["path"].to_numpy()) / 2), [0.05, 0.5, 0.95], axis=0)
 left.plot(np.abs(returns), ".", color="0.7", markersize=4, label="absolute returns")
 left.fill_between(np.arange(400), low, high, color="C0", alpha=0.3, label="90 % interval")
 left.plot(middle, color="C0", label="posterior median")
@@ -240,9 +237,9 @@ left.plot(np.exp(log_variance / 2), "k--", linewidth=1, label="truth")
 left.set(xlabel="day", ylabel="volatility", yscale="log", ylim=(0.02, None))
 left.legend(frameon=False, ncols=2, fontsize=8)
 bins = np.linspace(0.05, 0.3, 41)
-alone = of_path.gaussian.sample(4_000, chains=1, random_seed=5).posterior
-right.hist(draws["step"].to_numpy()[0], bins, density=True, color="C0", alpha=0.4, label="nested")
-right.hist(alone["step"].to_numpy()[0], bins, density=True, histtype="step", color="C1", label="Gaussian alone")
+alone = of_path.gaussian.sample(4_000, random_seed=5).posterior
+right.hist(draws["step"].to_numpy().ravel(), bins, density=True, color="C0", alpha=0.4, label="nested")
+right.hist(alone["step"].to_numpy().ravel(), bins, density=True, histtype="step", color="C1", label="Gaussian alone")
 by_nuts = nuts[nuts["model"].eq("volatility") & nuts["variable"].eq("step")].iloc[0]
 levels = [f"q{level:02d}" for level in range(5, 100, 5)]
 ends = by_nuts[levels].to_numpy(dtype=float)

@@ -39,7 +39,6 @@ from scipy import special
 
 import pymc_ngvi
 
-logging.getLogger("pymc").setLevel(logging.WARNING)
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
 
 DATA = os.environ.get("FLIGHTS")

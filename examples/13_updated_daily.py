@@ -6,7 +6,6 @@
 # all rows each night would do, but needs all rows, and all of its seconds. `approx.update` takes the new rows alone.
 
 # %%
-import logging
 import tempfile
 import time
 import warnings
@@ -20,7 +19,6 @@ import pymc as pm
 
 import pymc_ngvi
 
-logging.getLogger("pymc").setLevel(logging.ERROR)
 plt.rcParams.update({"figure.dpi": 72, "axes.spines.top": False, "axes.spines.right": False})
 
 # %% [markdown]

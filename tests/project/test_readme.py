@@ -16,7 +16,9 @@ def test_figures_are_those_of_the_benchmark(monkeypatch):
     with (benchmark.RESULTS / "readme.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert "\n".join(benchmark.by_kind(rows)) in README
+    assert benchmark.after_installation(rows) in " ".join(README.split())
     assert all(len(models) >= 5 for models in benchmark.KINDS.values())
+    assert {(row["kind"], row["model"]) for row in rows} == {(k, m) for k, ms in benchmark.KINDS.items() for m in ms}
 
 
 def test_my_model_is_a_part_of_the_table_on_the_front_page():
