@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pymc.backends.base import MultiTrace
 from pymc.step_methods.hmc import quadpotential
 from pymc.variational.opvi import VIState
+from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.messages import checked_names, logger, shortened, suggestion
 from pymc_ngvi.core.sizes import (
@@ -31,7 +32,7 @@ from pymc_ngvi.core.sizes import (
     generator_of,
     seed_of,
 )
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
@@ -148,10 +149,12 @@ def sample_trace(
     include_transformed: bool | None = None,
     log_p: bool = False,
     with_batches: bool = True,
+    all_coordinates: bool = False,
 ) -> tuple[MultiTrace, dict[str, Any], Array]:
     """Return draws as a trace, what there is to say of them, and the same unconstrained.
 
-    With ``with_batches=False``, Deterministics that read ``pm.Minibatch`` data are there by name only.
+    With ``with_batches=False``, Deterministics that read ``pm.Minibatch`` data are there by name only. Coordinates that
+    no variable depends on need not be right, unless ``all_coordinates``.
     """
     if posterior.record is not None:
         posterior.record.refuse_diverged()
@@ -160,7 +163,7 @@ def sample_trace(
     constrain, names = _constrainer(posterior, var_names, transformed=transformed, with_batches=with_batches)
     n, stats, attrs = draws_of_chains(draws, chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
     if importance is None:
-        theta = posterior.draw(n, rng)
+        theta = posterior.draw(n, rng, None if log_p or all_coordinates else _read_by(posterior, names))
     else:
         theta, stats, attrs = _by_importance(posterior, n, importance, rng)
     seed, discrete = seed_of(rng), posterior.density.summed_out.shown
@@ -172,6 +175,16 @@ def sample_trace(
         stats["log_p"] = posterior.density.logp(theta)
     of_draws, of_all = q.notes(theta, rng, log_p)
     return to_multitrace(posterior.model, values, stats | of_draws, chains), attrs | of_all, theta
+
+
+def _read_by(posterior: Posterior, names: frozenset[str] | None) -> Indices | None:
+    """Return the coordinates that some variables are computed from, through priors, too; None for all."""
+    layout, model = posterior.layout, posterior.model
+    if names is None or not names.isdisjoint(posterior.density.summed_out.shown):
+        return None
+    of_values = {v.value_name: v.name for v in layout.variables}
+    below = set(ancestors([model[of_values.get(name, name)] for name in names]))
+    return indices_of(layout, [v.name for v in layout.variables if model[v.name] in below])
 
 
 def _by_importance(
@@ -212,7 +225,7 @@ def sample_tree(
     observed = [str(rv.name) for rv in model.observed_RVs] if asked else []
     names = observed and checked_names(None if isinstance(asked, bool) else asked, observed, option="log_likelihood")
     rows = [observed_logp(posterior.density, name, by_rows=False) for name in names]
-    trace, attrs, theta = sample_trace(posterior, draws, rng, **how)
+    trace, attrs, theta = sample_trace(posterior, draws, rng, all_coordinates=bool(rows), **how)
     more = dict(posterior.distribution.groups(posterior.layout))
     if rows:
         values = {of.name: of(theta).reshape(trace.nchains, len(trace), *of.shape) for of in rows}
