@@ -130,11 +130,11 @@ def _state(
     return WeightedDraws(pool, checks, mass, gaussian, others, before)
 
 
-def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: str = "corrected()") -> Weighted:
+def corrected(posterior: Posterior, draws: int, rng: np.random.Generator) -> Weighted:
     """Return draws of q with their importance weights; raise ValueError where these can't correct it."""
     if posterior.distribution.kept_log_weights() is not None:
         raise ValueError(
-            f"There is nothing for {what} to correct: this posterior is a pool of draws with weights of its own."
+            "There is nothing for corrected() to correct: this posterior is a pool of draws with weights of its own."
             + posterior.of_exact("The Gaussian fit that it began from is approx.gaussian.")
         )
     posterior.check_weights()
