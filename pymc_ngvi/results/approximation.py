@@ -100,7 +100,6 @@ from pymc_ngvi.results.persistence import (
     write,
 )
 from pymc_ngvi.results.plotting import (
-    N_COORDINATES,
     Axes,
     AxesArray,
     Figure,
@@ -108,7 +107,6 @@ from pymc_ngvi.results.plotting import (
     Plot,
     khat_title,
     plot_comparison,
-    plot_components,
     plot_fit,
     plot_khat,
     plot_sensitivity,
@@ -454,7 +452,6 @@ class NGVIApproximation(Approximation):
         *,
         chains: int = N_CHAINS,
         var_names: str | Sequence[str] | None = None,
-        importance: str | None = None,
         random_seed: Seed = None,
         return_inferencedata: bool = True,
         include_transformed: bool | None = None,
@@ -477,11 +474,6 @@ class NGVIApproximation(Approximation):
             Default: all, but for Deterministics that read ``pm.Minibatch`` data, which have the rows of one batch. For
             all rows, or new ones: ``pm.sample_posterior_predictive`` in a model of these. Of a Bambi model, those that
             Bambi's own results have.
-        importance : {"psis", "psir"}, optional
-            Correct q by Pareto-smoothed importance weights. "psis": draws of q, with ``log_weight`` in
-            ``sample_stats``, normalised. "psir": draws without weights, resampled from ten times as many (at least
-            10,000) draws of q, none of them twice. Attributes of both groups say what came of it: ``khat``,
-            ``effective_sample_size``, ``correction``.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         return_inferencedata : bool, default True
             Return a DataTree; a PyMC MultiTrace where False.
@@ -516,19 +508,16 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         ValueError
-            For a name that the model does not have; for the ``log_likelihood`` of a model that reads minibatches; with
-            ``importance``: where k-hat says that weights can't help, where the data were changed, for a model that
-            reads minibatches, and of an exact posterior.
+            For a name that the model does not have; for the ``log_likelihood`` of a model that reads minibatches.
 
         Warns
         -----
         UserWarning
-            Where the Monte Carlo error of the weights is larger than what they correct; where ``pm.set_data`` changed
-            the data after the fit.
+            Where ``pm.set_data`` changed the data after the fit.
         """
         check_options(kwargs)
         kwargs |= {
-            "chains": chains, "var_names": var_names, "importance": importance, "log_p": log_p, "with_batches": False,
+            "chains": chains, "var_names": var_names, "log_p": log_p, "with_batches": False,
             "include_transformed": include_transformed,
         }  # fmt: skip
         what = self._posterior, draws, self.generator(random_seed)
@@ -1144,46 +1133,6 @@ class NGVIApproximation(Approximation):
         [component] = free_names(self.layout, "component")
         coords = {"draw": np.arange(len(theta)), component: np.arange(q.n_components)}
         return xr.DataArray(q.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
-
-    def plot_components(
-        self,
-        var_names: str | Sequence[str] | None = None,
-        draws: int = N_PREDICTED,
-        *,
-        max_coordinates: int = N_COORDINATES,
-        random_seed: Seed = None,
-        figure: Figure | None = None,
-    ) -> AxesArray:
-        """Plot the components of a mixture over draws of q; see `plot_components`.
-
-        Parameters
-        ----------
-        var_names : str or sequence of str, optional
-            Random variables (``sd``), their unconstrained values (``sd_log__``) or single coordinates (``beta[3]``).
-            Default: all.
-        draws : int, default 1_000
-            Points in each panel; 0 for none.
-        max_coordinates : int, default 6
-            Of more, those in which components differ most are shown.
-        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
-        figure : matplotlib.figure.Figure or SubFigure, optional
-            To draw into; by default one is made.
-
-        Returns
-        -------
-        ndarray of matplotlib.axes.Axes, shape (n_coordinates, n_coordinates)
-            None above the diagonal.
-
-        Raises
-        ------
-        ValueError
-            Where q is no mixture, or a name is unknown.
-        ImportError
-            Where Matplotlib is not installed.
-        """
-        q, rng = self._mixture("plot_components()"), self.generator(random_seed)
-        theta = self._posterior.draw(check_draws(draws), rng) if draws else np.empty((0, q.n_dim))
-        return plot_components(q, self.layout, theta, var_names, max_coordinates=max_coordinates, figure=figure)
 
     def worth(
         self, draws: int = N_WEIGHED, random_seed: Seed = None, *, gaussian: VariationalState | None = None
