@@ -15,6 +15,7 @@ import pytensor.tensor as pt
 from pymc.backends.arviz import find_observations
 from pymc.data import MinibatchIndexRV, MinibatchOp
 from pymc.distributions.censored import CensoredRV
+from pymc.distributions.multivariate import ICARRV
 from pymc.distributions.shape_utils import change_dist_size
 from pymc.distributions.simulator import SimulatorRV
 from pymc.distributions.truncated import TruncatedRV
@@ -36,7 +37,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor, indices_from_subtensor
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.core.messages import N_NAMED, Refused, listed
+from pymc_ngvi.core.messages import N_NAMED, Refused, listed, warn
 from pymc_ngvi.core.types import AnyArray, Indices
 from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
 from pymc_ngvi.graphs.bambi import ATTRIBUTE, bambi_parameters
@@ -143,8 +144,18 @@ def check_model(model: pm.Model) -> None:
             "there is nothing to fit. Add at least one unobserved continuous variable."
         )
     check_indices(model)
-    # Variables that read a minibatch have to be scaled to the whole data.
     variables = set(model.basic_RVs)
+    if free_scale := [
+        rv.name
+        for rv in model.free_RVs
+        if isinstance(rv.owner.op, ICARRV) and not variables.isdisjoint(ancestors(rv.owner.inputs))
+    ]:
+        warn(
+            f"The sigma of pm.ICAR ({quoted(free_scale)}) is a parameter, and PyMC's density lacks its factor "
+            "sigma**-(n - 1): sigma will be far too large, even where the fit is exact. Leave sigma out, and multiply: "
+            "sigma * pm.ICAR(...)."
+        )
+    # Variables that read a minibatch have to be scaled to the whole data.
     unscaled = [
         rv.name
         for rv in model.observed_RVs
@@ -164,11 +175,9 @@ def check_model(model: pm.Model) -> None:
         )
     potentials = [p.name for p in model.potentials if _reads_minibatch([p], variables)]
     if potentials:
-        warnings.warn(
+        warn(
             f"Potentials {quoted(potentials)} depend on pm.Minibatch data, and PyMC can't scale them: multiply each by "
-            "the number of rows of the whole data over the batch size, unless that is done already.",
-            UserWarning,
-            stacklevel=3,
+            "the number of rows of the whole data over the batch size, unless that is done already."
         )
 
 
