@@ -18,7 +18,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 #: Warnings point at the first caller outside these folders, and the file of decorators.
 OURS = (
     *(os.path.join(folder, "") for folder in (_PACKAGE, os.path.dirname(pymc.variational.__file__))),
-    contextlib.__file__,
+    contextlib.__file__.removesuffix(".py"),  # CPython 3.12 takes beginnings, and no whole names
 )
 
 #: A child of PyMC's logger, which has the handler.
