@@ -356,9 +356,8 @@ class FitRecord:
             return f"{said}: {verdict.brief}."
         # Tests of draws, by which `approx.checks` goes, take as long as a small fit: they are made on demand.
         is_open = (verdict.word is Word.NOT_JUDGED or self.is_pool) and not (verdict.is_tested or self.is_prior)
-        is_told = verdict.word is Word.FEW_DRAWS or not (is_open or self.is_prior)
-        also = f": {verdict.brief}" if is_told and verdict.brief else ""
-        return f"{said}{also}; approx.summary() {'checks and ' * is_open}shows it."
+        also = verdict.brief if verdict.word is Word.FEW_DRAWS or not (is_open or self.is_prior) else ""
+        return f"{said}{': ' * bool(also)}{also}; approx.summary() {'checks and ' * is_open}shows it."
 
 
 def is_prior(density: ModelDensity) -> bool:

@@ -1507,8 +1507,9 @@ def diagnose(
             further += of_drift(context, shift, "importance weighting")
     findings = findings_of(context, gap, weights, moved, drift, equal, places, q, further, seen)
     # What a fit knows of a Gaussian by its importance weights needs no other test to be known.
-    is_new = record is not None and (record.is_pool or not record.judged.is_tested)
-    own = record.judged if record is not None and is_new else NOT_TESTED
+    own = NOT_TESTED
+    if record is not None and (record.is_pool or not record.judged.is_tested):
+        own = record.judged
     cure = context.shape_cure()
     if record is not None and record.is_nested:
         cure = "Give the hyperparameters more informative priors, fit with another random_seed, or use pm.sample."
