@@ -41,8 +41,8 @@ def check_cov_size(n_dim: int) -> None:
 def check_draws(n: Any, what: str = "The number of draws") -> int:
     """Return a number of draws, or of chains; raise ValueError if it is not a whole number of at least 1."""
     if not isinstance(n, SupportsInt) or n != int(n) or int(n) < 1:
-        named = " For names, use var_names=[...]." * isinstance(n, str | Sequence)
-        raise ValueError(f"{what} should be a whole number of at least 1; got {n!r}.{named}")
+        names = " For names, use var_names=[...]." * isinstance(n, str | Sequence)
+        raise ValueError(f"{what} should be a whole number of at least 1; got {n!r}.{names}")
     return int(n)
 
 

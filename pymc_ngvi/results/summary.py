@@ -183,8 +183,10 @@ def _left_out(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) ->
     sentences = []
     effects = [] if group_effects else [name for g in roles.groups for name in g.effects or g.offsets]
     if effects:
-        n = sum(sizes[name] for name in effects)
-        sentences.append(f"Not shown: {n:,} group effects ({', '.join(effects)}); see summary(group_effects=True).")
+        sentences.append(
+            f"Not shown: {sum(sizes[name] for name in effects):,} group effects ({', '.join(effects)}); "
+            "see summary(group_effects=True)."
+        )
     offsets = [name for g in roles.groups if g.effects for name in g.offsets]
     basis = [name for name in sizes if _BASIS.fullmatch(name)]
     others = {
