@@ -960,8 +960,8 @@ class NGVIApproximation(Approximation):
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is the posterior up to Monte Carlo error, rather than a Gaussian or another q: `checks`."""
-        return isinstance(self._state, PoolState) and self.checks.is_exact
+        """Whether this is the posterior up to Monte Carlo error, by `checks`: draws of it, or a Gaussian that is it."""
+        return self.checks.is_exact
 
     @property
     def is_nested(self) -> bool:
