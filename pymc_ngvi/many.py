@@ -758,7 +758,7 @@ def _joined(rows: Sequence[Row], of: Callable[[Row], xr.Dataset | None]) -> xr.D
 
 
 #: Of intervals, unless asked otherwise.
-_PROB = 0.94
+_PROB = 0.89
 #: Options of a single fit that make no sense for many, and why.
 _NOT_FOR_MANY = {
     "shards": "they are those of a model",
@@ -808,7 +808,7 @@ def fit_many(
         Each fit has a seed of its own, which follows from this one and from its place.
     draws : int, default 1_000
         Behind means, standard deviations and limits.
-    prob : float, default 0.94
+    prob : float, default 0.89
         Of the intervals, which have equal tails.
     var_names : sequence of str, optional
         Free variables and Deterministics to keep. Default: all.

@@ -36,7 +36,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor, indices_from_subtensor
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.core.messages import N_NAMED, Refused, listed
+from pymc_ngvi.core.messages import N_NAMED, Refused, listed, warn
 from pymc_ngvi.core.types import AnyArray, Indices
 from pymc_ngvi.graphs.backends import Interpreted, is_plain, quickly, without_c
 from pymc_ngvi.graphs.bambi import ATTRIBUTE, bambi_parameters
@@ -164,11 +164,9 @@ def check_model(model: pm.Model) -> None:
         )
     potentials = [p.name for p in model.potentials if _reads_minibatch([p], variables)]
     if potentials:
-        warnings.warn(
+        warn(
             f"Potentials {quoted(potentials)} depend on pm.Minibatch data, and PyMC can't scale them: multiply each by "
-            "the number of rows of the whole data over the batch size, unless that is done already.",
-            UserWarning,
-            stacklevel=3,
+            "the number of rows of the whole data over the batch size, unless that is done already."
         )
 
 

@@ -454,7 +454,6 @@ class NGVIApproximation(Approximation):
         *,
         chains: int = N_CHAINS,
         var_names: str | Sequence[str] | None = None,
-        importance: str | None = None,
         random_seed: Seed = None,
         return_inferencedata: bool = True,
         include_transformed: bool | None = None,
@@ -477,11 +476,6 @@ class NGVIApproximation(Approximation):
             Default: all, but for Deterministics that read ``pm.Minibatch`` data, which have the rows of one batch. For
             all rows, or new ones: ``pm.sample_posterior_predictive`` in a model of these. Of a Bambi model, those that
             Bambi's own results have.
-        importance : {"psis", "psir"}, optional
-            Correct q by Pareto-smoothed importance weights. "psis": draws of q, with ``log_weight`` in
-            ``sample_stats``, normalised. "psir": draws without weights, resampled from ten times as many (at least
-            10,000) draws of q, none of them twice. Attributes of both groups say what came of it: ``khat``,
-            ``effective_sample_size``, ``correction``.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         return_inferencedata : bool, default True
             Return a DataTree; a PyMC MultiTrace where False.
@@ -516,19 +510,16 @@ class NGVIApproximation(Approximation):
         Raises
         ------
         ValueError
-            For a name that the model does not have; for the ``log_likelihood`` of a model that reads minibatches; with
-            ``importance``: where k-hat says that weights can't help, where the data were changed, for a model that
-            reads minibatches, and of an exact posterior.
+            For a name that the model does not have; for the ``log_likelihood`` of a model that reads minibatches.
 
         Warns
         -----
         UserWarning
-            Where the Monte Carlo error of the weights is larger than what they correct; where ``pm.set_data`` changed
-            the data after the fit.
+            Where ``pm.set_data`` changed the data after the fit.
         """
         check_options(kwargs)
         kwargs |= {
-            "chains": chains, "var_names": var_names, "importance": importance, "log_p": log_p, "with_batches": False,
+            "chains": chains, "var_names": var_names, "log_p": log_p, "with_batches": False,
             "include_transformed": include_transformed,
         }  # fmt: skip
         what = self._posterior, draws, self.generator(random_seed)

@@ -171,7 +171,10 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
     """Return log p(y); see `NGVIApproximation.log_marginal_likelihood`."""
     state = posterior.distribution.q
     if not isinstance(state, PoolState):
-        why = f" ({posterior.record.posterior})" if posterior.record is not None and posterior.record.posterior else ""
+        record = posterior.record
+        if record is not None and record.judged.is_same:  # the ELBO of the posterior itself
+            return LogMarginalLikelihood(record.elbo.value - log_excess(posterior.model), record.elbo.se)
+        why = f" ({record.posterior})" if record is not None and record.posterior else ""
         raise ValueError(
             f"log_marginal_likelihood is that of an exact posterior, and this is none{why}: pm.fit(..., "
             "posterior='exact')."
@@ -520,8 +523,9 @@ def _groups(
                 return np.searchsorted(known, inside.indices).astype(np.intp), labels[known], groups
     dims = sorted({d for dims in model.named_vars_to_dims.values() for d in dims or () if d and d != groups})
     raise ValueError(
-        f"Rows of {name!r} do not belong to one {groups!r} each, as far as the model tells: {suggestion(groups, dims)} "
-        f"Or give groups as an array with a label for each row, shape {shape}."
+        f"Rows of {name!r} do not belong to one {groups!r} each, as far as the model tells. "
+        f"{suggestion(groups, dims) if dims else 'It has no dims.'} Or give groups as an array with a label for each "
+        f"row, shape {shape}."
     )
 
 

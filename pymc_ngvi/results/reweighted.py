@@ -130,11 +130,11 @@ def _state(
     return WeightedDraws(pool, checks, mass, gaussian, others, before)
 
 
-def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, what: str = "corrected()") -> Weighted:
+def corrected(posterior: Posterior, draws: int, rng: np.random.Generator) -> Weighted:
     """Return draws of q with their importance weights; raise ValueError where these can't correct it."""
     if posterior.distribution.kept_log_weights() is not None:
         raise ValueError(
-            f"There is nothing for {what} to correct: this posterior is a pool of draws with weights of its own."
+            "There is nothing for corrected() to correct: this posterior is a pool of draws with weights of its own."
             + posterior.of_exact("The Gaussian fit that it began from is approx.gaussian.")
         )
     posterior.check_weights()
@@ -267,8 +267,8 @@ class NewRows:
         rows = {shape[:1] for shape in shapes if shape}
         if forgotten := [k for k in self.data if k not in self.new.arrays and self.new.before(k).shape[:1] in rows]:
             raise ValueError(
-                f"{quoted(forgotten)} has a value for each row of the fit: give it for the new rows, too, the same "
-                "where they have the same."
+                f"{quoted(forgotten)} has a value for each row, and none was given for the new rows: give as many "
+                "values as there are new rows."
             )
         held = [name for name, values in observed.items() if values is None]
         observed |= dict(zip(held, self._told(lambda: self.graph.observed(held)), strict=True))

@@ -23,7 +23,6 @@ from pymc_ngvi.core.sizes import (
     MAX_DENSE_DIM,
     N_CHAINS,
     N_REWEIGHTED,
-    N_WEIGHED,
     Seed,
     check_cov_size,
     check_draws,
@@ -45,7 +44,6 @@ from pymc_ngvi.results.distributions import (
     to_datatree,
     to_multitrace,
 )
-from pymc_ngvi.results.reweighted import corrected
 
 # --- moments of an approximate posterior by variable: covariances, and what PyMC calls its state ---
 
@@ -115,10 +113,8 @@ def constrained_state(posterior: Posterior) -> VIState:
 type Names = str | Sequence[str] | None
 
 
-#: Draws of q for each one that is picked by weight.
-POOL = 10
 #: Options of `sample_trace`.
-_OF_DRAWS = ("chains", "var_names", "importance", "include_transformed", "log_p", "with_batches")
+_OF_DRAWS = ("chains", "var_names", "include_transformed", "log_p", "with_batches")
 #: All that ``approx.sample`` takes.
 _OPTIONS = (
     "draws", *_OF_DRAWS[:-1], "random_seed", "return_inferencedata", "coords", "dims", "log_likelihood", "log_prior",
@@ -144,7 +140,6 @@ def sample_trace(
     *,
     chains: int = N_CHAINS,
     var_names: Names = None,
-    importance: str | None = None,
     include_transformed: bool | None = None,
     log_p: bool = False,
     with_batches: bool = True,
@@ -158,11 +153,7 @@ def sample_trace(
     q = posterior.distribution
     transformed = posterior.include_transformed if include_transformed is None else include_transformed
     constrain, names = _constrainer(posterior, var_names, transformed=transformed, with_batches=with_batches)
-    n, stats, attrs = draws_of_chains(draws, chains), dict[str, NDArray[np.generic]](), dict[str, Any]()
-    if importance is None:
-        theta = posterior.draw(n, rng)
-    else:
-        theta, stats, attrs = _by_importance(posterior, n, importance, rng)
+    theta, stats = posterior.draw(draws_of_chains(draws, chains), rng), dict[str, NDArray[np.generic]]()
     seed, discrete = seed_of(rng), posterior.density.summed_out.shown
     values = constrain(theta, random_seed=seed)
     if discrete and (names is None or not names.isdisjoint(discrete)):  # that were summed out
@@ -171,26 +162,7 @@ def sample_trace(
     if log_p and not posterior.changed_data():
         stats["log_p"] = posterior.density.logp(theta)
     of_draws, of_all = q.notes(theta, rng, log_p)
-    return to_multitrace(posterior.model, values, stats | of_draws, chains), attrs | of_all, theta
-
-
-def _by_importance(
-    posterior: Posterior, n: int, importance: str, rng: np.random.Generator
-) -> tuple[Array, dict[str, NDArray[np.generic]], dict[str, Any]]:
-    """Return draws of q with their importance weights, or draws that these have picked; and attributes."""
-    if importance not in ("psis", "psir"):
-        raise ValueError(f"importance should be 'psis', 'psir' or None; got {importance!r}.")
-    pool = n if importance == "psis" else max(POOL * n, N_WEIGHED)
-    state = corrected(posterior, pool, rng, f"importance={importance!r}").state
-    attrs = {"khat": state.checks.khat, "effective_sample_size": state.checks.effective_size, "pool_draws": pool}
-    if importance == "psis":
-        note = "draws of q, to be weighted by exp(log_weight) of sample_stats"
-        return state.pool.g, {"log_weight": state.log_weights}, {"importance": note, **attrs}
-    return (
-        state.draw(n, rng),
-        {},
-        {"importance": f"picked by weight from {pool:,} draws of q: equally weighted", **attrs},
-    )
+    return to_multitrace(posterior.model, values, stats | of_draws, chains), of_all, theta
 
 
 def sample_tree(

@@ -170,7 +170,7 @@ _SAMPLE = ("chain", "draw")
 def _counts(roles: Roles) -> list[str]:
     """Return a sentence with the numbers of observations and of levels."""
     of = list(roles.observations.items())
-    counts = [f"{n:,} observation{'s'[: n != 1]}{f' of {name}' * (len(of) > 1)}" for name, n in of]
+    counts = [f"{n:,} observation{'' if n == 1 else 's'}{f' of {name}' * (len(of) > 1)}" for name, n in of]
     counts += [f"{g.n_levels:,} levels of {g.name}" for g in roles.groups]
     return [f"{'; '.join(counts)}."] if counts else []
 

@@ -184,11 +184,6 @@ def test_corrected():
     assert found.checks.is_reliable
     assert np.all(np.abs(found.mean_flat - mean) < error * sd)
     assert np.all(np.abs(found.sd_flat - sd) < error * sd)
-    weighted = approx.sample(20_000, importance="psis", random_seed=1)
-    w = np.exp(weighted["sample_stats"]["log_weight"].to_numpy())
-    draws = weighted["posterior"]["beta"].to_numpy()
-    found = (w[..., None] * draws).sum((0, 1)) / w.sum()
-    assert np.all(np.abs(found - mean) < 0.15 * np.sqrt(np.diag(covariance)))
 
 
 def test_fit_many():

@@ -118,9 +118,7 @@ def assess(approx: Any, model: pm.Model, reference: Reference, draws: int, seed:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what they say is in the row
             found = approx.corrected(draws, random_seed=WEIGHTS_SEED + seed)
-            tree = approx.sample(
-                RESAMPLED, chains=1, importance="psir", random_seed=RESAMPLED_SEED + seed, include_transformed=True
-            )
+            tree = found.sample(RESAMPLED, chains=1, random_seed=RESAMPLED_SEED + seed, include_transformed=True)
     except ValueError as refusal:
         found = re.search(r"k-hat is (\S+),", str(refusal))
         row |= {"note": f"refused: {refusal}", "khat": float(found[1]) if found else None}

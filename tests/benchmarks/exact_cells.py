@@ -188,7 +188,7 @@ def _ours(model: pm.Model, options: argparse.Namespace, clock: Clock) -> tuple[A
     approx = fitted(model, options.seed, OURS[options.method])[0]
     draws = approx.draw_flat(N_DRAWS, random_seed=options.seed)
     weights, how = np.full(N_DRAWS, 1.0 / N_DRAWS), f"{N_DRAWS:,} draws"
-    if options.method == "psis":  # as `sample(importance="psis")` has them, also where it refuses to return them
+    if options.method == "psis":  # as `corrected()` has them, also where it refuses
         log_weights, khat = smoothed(approx.log_p(draws) - approx.log_q(draws))
         weights, how = _normalised(log_weights), f"{how}, weighted (k-hat {khat:.2f})"
     cpu, seconds = clock.read()

@@ -9,6 +9,8 @@ from functionals_parts import differences, fitted
 from nested_models import COUNTS, neighbours
 from scipy.special import expit
 
+from pymc_ngvi.graphs.bambi import ATTRIBUTE, BambiParameters
+
 
 def places(n: int, seed: int) -> tuple[np.ndarray, np.random.Generator]:
     """Return places on a line, and the generator of what is seen there."""
@@ -148,6 +150,7 @@ def bambi_hsgp() -> pm.Model:
     made.set_alias({"hsgp(x, m=15, c=1.5)": "f"})  # nutpie does not read names with commas
     made.build()
     model = made.backend.model
+    setattr(model, ATTRIBUTE, BambiParameters())  # the reference is of the parameters of the PyMC model
     with model:
         mu = model["mu"]  # Bambi's own
         eta = pm.Deterministic("eta", pt.log(mu))

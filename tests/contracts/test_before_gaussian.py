@@ -121,7 +121,7 @@ def test_chains_that_have_not_arrived_are_not_moved_again(monkeypatch):
     assert tried == [True]
     assert approx.plan.taken.kind == "gaussian"
     assert approx.plan.of("moved").outcome is Decision.FAILED
-    assert "have not arrived" in approx.plan.of("moved").reason
+    assert "have not converged" in approx.plan.of("moved").reason
 
 
 # --- after a fit ------------------------------------------------------------------------------------------------------

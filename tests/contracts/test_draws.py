@@ -3,7 +3,6 @@
 import numpy as np
 import pymc as pm
 import pytest
-import xarray as xr
 
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
@@ -14,7 +13,6 @@ from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.core.importance import Weights, pareto_khat, weigh
 from pymc_ngvi.families import DiagonalState, MixtureState
 from pymc_ngvi.results.reweighted import check_help
-from pymc_ngvi.results.sampling import POOL
 
 #: Errors of estimates that are allowed: four standard errors.
 N_SE = 4.0
@@ -116,83 +114,27 @@ def test_a_conjugate_posterior_is_corrected(approx, seed, tmp_path):
     assert str(loaded.checks) == str(found.checks)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_psis_draws_are_those_of_q_with_weights(approx, seed):
-    tree = approx.sample(3_000, importance="psis", random_seed=seed, log_p=True)
-    plain = approx.sample(3_000, random_seed=seed, log_p=True)
-    xr.testing.assert_equal(tree["posterior"].to_dataset(), plain["posterior"].to_dataset())
-    given = tree["sample_stats"]
-    assert set(given.data_vars) == {"log_p", "log_q", "log_weight"}
-    xr.testing.assert_equal(given["log_p"], plain["sample_stats"]["log_p"])
-    weights = np.exp(given["log_weight"])
-    assert float(weights.sum()) == pytest.approx(1.0)
-    posterior = stats.gamma(SHAPE, scale=1 / RATE)
-    mean = tree["posterior"]["rate"].weighted(weights).mean(("chain", "draw"))
-    error = posterior.std() / given.attrs["effective_sample_size"] ** 0.5
-    assert np.all(np.abs(mean - posterior.mean()) < N_SE * error)
-    assert given.attrs["khat"] == pytest.approx(pareto_khat(*(given[n].values.ravel() for n in ("log_p", "log_q"))))
-    for group in ("posterior", "sample_stats"):
-        assert "to be weighted by exp(log_weight)" in tree[group].attrs["importance"]
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_psir_draws_are_of_the_posterior_and_nearly_all_different(approx, seed):
-    n = 2_000
-    tree = approx.sample(n, chains=1, importance="psir", random_seed=seed, log_p=True)
-    draws = tree["posterior"]["rate"].isel(chain=0)
-    assert dict(tree["posterior"].sizes) == {"chain": 1, "draw": n, "group": 3}
-    assert len(np.unique(draws, axis=0)) > 0.95 * n
-    posterior = stats.gamma(SHAPE, scale=1 / RATE)
-    assert np.all(np.abs(draws.mean("draw") - posterior.mean()) < N_SE * posterior.std() / n**0.5)
-    assert_allclose(draws.std("draw"), posterior.std(), rtol=N_SE * 1.2 / (2 * n) ** 0.5)  # tails heavier than normal
-    assert_allclose(tree["posterior"]["twice"].isel(chain=0), 2 * draws)
-    attrs = tree["sample_stats"].attrs
-    assert attrs["pool_draws"] == POOL * n
-    assert "picked by weight from 20,000 draws" in tree["posterior"].attrs["importance"]
-    assert set(tree["sample_stats"].data_vars) == {"log_p", "log_q"}
-    xr.testing.assert_equal(
-        tree["posterior"].to_dataset(),
-        approx.sample(n, chains=1, importance="psir", random_seed=seed)["posterior"].to_dataset(),
-    )
-
-
-@pytest.mark.parametrize("importance", ["psis", "psir"])
-def test_components_of_a_mixture_stay_with_their_draws(importance):
-    """Two modes far apart whose weights in q are wrong: the draws, and their components, get them right."""
+def test_wrong_weights_of_modes_are_corrected():
     with pm.Model() as model:
         x = pm.Normal("x", 0.0, 20.0)
         two = pm.NormalMixture.dist([0.8, 0.2], mu=[-5.0, 5.0], sigma=[1.0, 1.0])
         pm.Potential("modes", pm.logp(two, x))
     q = MixtureState.of([DiagonalState.from_scale(np.array([m]), np.array([1.1])) for m in (-5.0, 5.0)])
-    approx = NGVIApproximation(LogDensity(model), q)
-    tree = approx.sample(2_000, chains=1, importance=importance, random_seed=1)
-    draws, given = tree["posterior"]["x"].values[0], tree["sample_stats"]
-    component = given["component"].values[0]
-    assert_array_equal(component, (draws > 0).astype(int))
-    weights = np.exp(given["log_weight"].values[0]) if importance == "psis" else np.full(2_000, 1 / 2_000)
+    found = NGVIApproximation(LogDensity(model), q).corrected(random_seed=1)
+    draws = found.sample(2_000, random_seed=1)["posterior"]["x"]
     # The prior has hardly any slope: exp(-25 / 800) is the same on both sides.
-    assert weights[component == 0].sum() == pytest.approx(0.8, abs=N_SE * 0.5 / 2_000**0.5)
-    assert list(tree["components"]["component"].values) == [0, 1]
+    assert float((draws < 0).mean()) == pytest.approx(0.8, abs=N_SE * 0.5 / 2_000**0.5)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-def every_call(approx):
-    return [
-        lambda: approx.sample(1_000, importance="psis", random_seed=1),
-        lambda: approx.sample(100, importance="psir", random_seed=1),
-        lambda: approx.corrected(1_000, random_seed=1),
-    ]
 
 
 def test_a_q_too_narrow_is_refused():
     with pm.Model() as model:
         pm.StudentT("x", nu=2.0, mu=0.0, sigma=1.0)
     approx = NGVIApproximation(LogDensity(model), DiagonalState.from_scale(np.zeros(1), np.array([0.3])))
-    for call in every_call(approx):
-        with pytest.raises(ValueError, match=r"k-hat is .* allow for 0\.\d\d at most"):
-            call()
+    with pytest.raises(ValueError, match=r"k-hat is .* allow for 0\.\d\d at most"):
+        approx.corrected(1_000, random_seed=1)
     assert approx.sample(12)["posterior"].sizes["draw"] == 3
 
 
@@ -204,16 +146,12 @@ def test_other_data_than_those_of_the_fit_are_refused():
     approx = NGVIApproximation(LogDensity(model), DiagonalState.from_scale(np.array([0.5]), np.ones(1)))
     with model:
         pm.set_data({"y": [3.0, 4.0]})
-    for call in every_call(approx):
-        with pytest.raises(ValueError, match="'y' were changed after the fit"):
-            call()
+    with pytest.raises(ValueError, match="'y' were changed after the fit"):
+        approx.corrected(1_000, random_seed=1)
 
 
-def test_unknown_words_and_too_few_draws_are_refused(approx):
-    with pytest.raises(ValueError, match="'psis', 'psir' or None; got 'sir'"):
-        approx.sample(100, importance="sir")
-    with pytest.raises(ValueError, match="at least 100 draws; got 96"):
-        approx.sample(95, importance="psis")
-    for call in (lambda n: approx.sample(n, importance="psir"), approx.corrected):
-        with pytest.raises(ValueError, match="whole number of at least 1; got 0"):
-            call(0)
+def test_too_few_draws_are_refused(approx):
+    with pytest.raises(ValueError, match="at least 100 draws; got 95"):
+        approx.corrected(95)
+    with pytest.raises(ValueError, match="whole number of at least 1; got 0"):
+        approx.corrected(0)

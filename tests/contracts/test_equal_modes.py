@@ -200,8 +200,8 @@ def test_the_diagnosis_and_the_summary_name_what_is_symmetric(seed):
     approx = fit(sign_of_one(), random_seed=seed, start={"theta": 2.0}, start_sigma=0.1)
     diagnosis = approx.diagnose()
     (reason,) = diagnosis.reasons
-    assert "`theta` changes sign: q covers one of 2 equal modes" in reason
+    assert "`theta` changes sign: the approximation covers one of 2 equal modes" in reason
     assert "pm.HalfNormal" in reason
     summary = " ".join(str(approx.summary()).split())
-    assert "q covers one of 2 equal modes" in summary
+    assert "the approximation covers one of 2 equal modes" in summary
     assert "Not reliable" in summary

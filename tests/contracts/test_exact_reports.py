@@ -109,8 +109,6 @@ def test_the_same_seed_gives_the_same_bits():
 
 REFUSED = {
     "corrected": (lambda a: a.corrected(), "There is nothing for corrected.. to correct.*approx.gaussian"),
-    "psis": (lambda a: a.sample(9, importance="psis"), "There is nothing for importance='psis' to correct"),
-    "psir": (lambda a: a.sample(9, importance="psir"), "There is nothing for importance='psir' to correct"),
     "log_q": (lambda a: a.log_q(a.draw_flat(2)), "an exact posterior, is not known.*approx.gaussian.* has log_q"),
     "worth": (lambda a: a.worth(), "is there for mixtures, and q is an exact posterior"),
     "components": (lambda a: a.plot_components(), "is there for mixtures, and q is an exact posterior"),

@@ -164,7 +164,7 @@ def test_a_gaussian_posterior_is_left_as_it_is():
         pm.Normal("y", mu, 1.0, observed=np.ones((5, 2)))
     approx = fit(model)
     assert not approx.is_exact
-    assert approx.record.posterior.startswith("Gaussian: its importance weights are nearly equal")
+    assert approx.record.posterior.startswith("Gaussian: importance weights are nearly equal")
     assert (approx.record.reason, approx.record.on_request) == (Reason.SUPERFLUOUS, "")
 
 

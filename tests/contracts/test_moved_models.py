@@ -210,8 +210,8 @@ def test_there_is_no_marginal_likelihood_where_no_gaussian_is_near(monkeypatch):
     monkeypatch.setattr("pymc_ngvi.moves.posterior.MOST_ERROR", 1e-6)
     with pytest.raises(ValueError, match="moved posterior has no log_marginal_likelihood: no Gaussian is near enough"):
         approx.log_marginal_likelihood  # noqa: B018
-    with pytest.raises(ValueError, match=r"nothing for importance=.psis. to correct"):
-        moved(overdispersed).sample(100, importance="psis")
+    with pytest.raises(ValueError, match=r"nothing for corrected.. to correct"):
+        moved(overdispersed).corrected(100)
 
 
 @pytest.mark.parametrize("name", ["x", "logp"])

@@ -210,7 +210,7 @@ def test_two_answers_are_those_of_quadrature(both):
     assert both.is_exact
     assert checks.n_modes == 2
     assert both.diagnose().reliable
-    assert "in 2 modes, of weights" in both.record.posterior
+    assert "2 modes found, with weights" in both.record.posterior
     error = 1.0 / np.sqrt(checks.effective_size)
     assert_allclose(both.mean_data["x"], mean, atol=MOST_ERRORS * sd * error)
     assert_allclose(both.std_data["x"], sd, rtol=MOST_ERRORS * error)

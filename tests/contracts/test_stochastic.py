@@ -68,7 +68,7 @@ def test_levelled_off_within_the_tolerance_is_converged_and_above_it_a_warning(o
         assert approx.converged
         assert approx.gap <= 0.05
     else:
-        with pytest.warns(ConvergenceWarning, match=r"levelled off.*approx\.gap says how many nats are left"):
+        with pytest.warns(ConvergenceWarning, match=r"levelled off.*approx\.gap is what is left"):
             approx = fitted()
         assert not approx.converged
         assert approx.gap > 0.05

@@ -421,7 +421,7 @@ BAD = {
     "fractions": (lambda: with_batch(y=np.full(300, 0.5)), "'y' with fractions"),
     "words": (lambda: with_batch(y=np.full(300, "a")), "'y' of type"),
     "no items": (list, r"batches is empty: its len\(\) is 0"),
-    "nothing": (lambda: iter([]), "batches is empty: it gave nothing. Iterators can be read once"),
+    "nothing": (lambda: iter([]), "batches is empty: it gave nothing. Iterators can be read only once"),
 }
 
 

@@ -101,7 +101,7 @@ def test_no_page_alarms_on_an_easy_regression_and_none_contradicts_another(easy)
     assert "misses part" not in text
     assert diagnosis.reliable
     assert not [remark for remark in diagnosis.remarks if "k-hat" in remark]
-    easy.sample(5_000, importance="psis", random_seed=1)  # is not refused
+    easy.corrected(5_000, random_seed=1)  # is not refused
     assert "nearly equal" in easy.plot_khat().get_title(loc="left").replace("\n", " ")
 
 

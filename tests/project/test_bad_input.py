@@ -241,7 +241,7 @@ def test_missing_data_are_imputed():
     np.testing.assert_allclose(approx.cov_of(["mu", "y_unobserved"]), [[1 / 3, 1 / 3], [1 / 3, 4 / 3]], rtol=1e-8)
     draws = approx.sample(3, random_seed=1).posterior
     np.testing.assert_array_equal(draws["y"].isel(y_dim_0=1), draws["y_unobserved"].squeeze("y_unobserved_dim_0"))
-    np.testing.assert_array_equal(draws["y"].isel(y_dim_0=[0, 2]), np.broadcast_to([1.0, 3.0], (1, 3, 2)))
+    np.testing.assert_array_equal(draws["y"].isel(y_dim_0=[0, 2]), np.broadcast_to([1.0, 3.0], (4, 1, 2)))
 
 
 def test_an_index_beyond_its_dim_is_named():

@@ -41,6 +41,8 @@ def smaller(text, sizes):
     return changed
 
 
+# Bambi's log likelihood is compiled by Numba, which can't keep it in its cache.
+@pytest.mark.filterwarnings("ignore:Cannot cache compiled function:numba.core.errors.NumbaWarning")
 @pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes are included")
 @pytest.mark.parametrize("path", TO_RUN, ids=lambda path: str(path.relative_to(DOCS)))
 def test_the_snippets_of_a_page_run(path):

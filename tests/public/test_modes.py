@@ -159,7 +159,7 @@ def test_a_gaussian_at_one_of_two_modes_says_where_the_other_is(apart, weight):
 def test_an_exact_posterior_covers_both(apart, weight, start):
     approx = fit_ngvi(model=two_modes(apart, weight, start), random_seed=1, progressbar=False)
     assert approx.is_exact
-    assert "of the 2 modes that were found" in approx.record.posterior
+    assert "2 modes found" in approx.record.posterior
     assert approx.record.modes == ()
     assert approx.diagnose().reliable
     x = approx.sample(4_000, chains=1, random_seed=1).posterior["x"].values[0, :, 0]

@@ -23,7 +23,7 @@ def approx_of(model):
 
 def roles_of(model):
     approx = approx_of(model)
-    return distributions.roles_of(approx._posterior, approx.sample(2, log_p=False)["posterior"].to_dataset())
+    return distributions.roles_of(approx._posterior, distributions.two_points(approx._posterior))
 
 
 def groups_of(model):

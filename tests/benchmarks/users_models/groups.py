@@ -7,6 +7,8 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 
+from pymc_ngvi.graphs.bambi import ATTRIBUTE, BambiParameters
+
 
 def _rng(seed):
     return np.random.default_rng([32, seed])
@@ -24,6 +26,7 @@ def _by_bambi(formula, data, family="gaussian", **kwargs):
 
         model = bambi.Model(formula, data, family=family, **kwargs)
         model.build()
+    setattr(model.backend.model, ATTRIBUTE, BambiParameters())  # references are of the parameters of the PyMC model
     return model.backend.model
 
 
