@@ -44,7 +44,6 @@ def smaller(text, sizes):
 # Bambi's log likelihood is compiled by Numba, which can't keep it in its cache.
 @pytest.mark.filterwarnings("ignore:Cannot cache compiled function:numba.core.errors.NumbaWarning")
 @pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes are included")
-@pytest.mark.filterwarnings("ignore:Cannot cache compiled function")
 @pytest.mark.parametrize("path", TO_RUN, ids=lambda path: str(path.relative_to(DOCS)))
 def test_the_snippets_of_a_page_run(path):
     text = path.read_text(encoding="utf-8")
