@@ -114,12 +114,17 @@ _ = axes[0].legend(frameon=False, loc="lower right", fontsize=8)
 #
 # ## What the components are
 #
-# `components` has their means and standard deviations, `weights` their weights, and `plot_components` draws them.
+# `components` has their means and standard deviations, `weights` their weights. Each draw of
+# `sample` has the number of its component.
 
 # %%
 print(mixture.components["position"].sel(moment="mean").to_series().unstack("axis").round(2))
 print("weights:", mixture.weights.values.round(2))
-_ = mixture.plot_components(random_seed=3)
+tree = mixture.sample(2_000, chains=1, random_seed=3)
+positions, component = tree["posterior"]["position"].values[0], tree["sample_stats"]["component"].values[0]
+fig, ax = plt.subplots(figsize=(4.2, 4.2), layout="constrained")
+ax.scatter(*positions.T, c=component, cmap="tab10", s=4)
+_ = ax.set(xlabel="east (km)", ylabel="north (km)", title="draws, by component", aspect="equal")
 
 # %% [markdown]
 # Several components follow one arc. How probable is it that the transmitter is north of the line? Either from draws, or

@@ -18,7 +18,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 #: Warnings point at the first caller outside these folders, and the file of decorators.
 OURS = (
     *(os.path.join(folder, "") for folder in (_PACKAGE, os.path.dirname(pymc.variational.__file__))),
-    contextlib.__file__,
+    contextlib.__file__[:-1],  # CPython does not count a whole name as a prefix
 )
 
 #: A child of PyMC's logger, which has the handler.

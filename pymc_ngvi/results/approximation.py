@@ -100,7 +100,6 @@ from pymc_ngvi.results.persistence import (
     write,
 )
 from pymc_ngvi.results.plotting import (
-    N_COORDINATES,
     Axes,
     AxesArray,
     Figure,
@@ -108,7 +107,6 @@ from pymc_ngvi.results.plotting import (
     Plot,
     khat_title,
     plot_comparison,
-    plot_components,
     plot_fit,
     plot_khat,
     plot_sensitivity,
@@ -1135,46 +1133,6 @@ class NGVIApproximation(Approximation):
         [component] = free_names(self.layout, "component")
         coords = {"draw": np.arange(len(theta)), component: np.arange(q.n_components)}
         return xr.DataArray(q.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
-
-    def plot_components(
-        self,
-        var_names: str | Sequence[str] | None = None,
-        draws: int = N_PREDICTED,
-        *,
-        max_coordinates: int = N_COORDINATES,
-        random_seed: Seed = None,
-        figure: Figure | None = None,
-    ) -> AxesArray:
-        """Plot the components of a mixture over draws of q; see `plot_components`.
-
-        Parameters
-        ----------
-        var_names : str or sequence of str, optional
-            Random variables (``sd``), their unconstrained values (``sd_log__``) or single coordinates (``beta[3]``).
-            Default: all.
-        draws : int, default 1_000
-            Points in each panel; 0 for none.
-        max_coordinates : int, default 6
-            Of more, those in which components differ most are shown.
-        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
-        figure : matplotlib.figure.Figure or SubFigure, optional
-            To draw into; by default one is made.
-
-        Returns
-        -------
-        ndarray of matplotlib.axes.Axes, shape (n_coordinates, n_coordinates)
-            None above the diagonal.
-
-        Raises
-        ------
-        ValueError
-            Where q is no mixture, or a name is unknown.
-        ImportError
-            Where Matplotlib is not installed.
-        """
-        q, rng = self._mixture("plot_components()"), self.generator(random_seed)
-        theta = self._posterior.draw(check_draws(draws), rng) if draws else np.empty((0, q.n_dim))
-        return plot_components(q, self.layout, theta, var_names, max_coordinates=max_coordinates, figure=figure)
 
     def worth(
         self, draws: int = N_WEIGHED, random_seed: Seed = None, *, gaussian: VariationalState | None = None

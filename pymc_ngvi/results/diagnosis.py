@@ -1278,8 +1278,8 @@ class Budget:
 
 def n_own(posterior: Posterior) -> int:
     """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
-    costs, n = costs_of(posterior), budget_of(posterior).n_weights
-    return n or int(np.clip(_seconds_of(posterior) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
+    n, (_, of_weight) = budget_of(posterior).n_weights, costs_of(posterior)
+    return n or int(np.clip(_seconds_of(posterior) / of_weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
 
 
 def at_most(n: int, least: int, numbers: int, n_dim: int) -> int:
@@ -1454,12 +1454,12 @@ def full_budget(posterior: Posterior, draws: int = N_WEIGHED, *, thorough: bool 
 
 def budget_of(posterior: Posterior) -> Budget:
     """Return as much of a diagnosis as can be had in the seconds for it."""
-    costs, wanted = costs_of(posterior), full_budget(posterior)
+    (of_gradient, of_weight), wanted = costs_of(posterior), full_budget(posterior)
     seconds = _seconds_of(posterior)
-    n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / costs.weight))
+    n_weights = min(wanted.n_weights, int(_OF_WEIGHTS * seconds / of_weight))
     if n_weights < min(FEWEST_WEIGHED, wanted.n_weights):
         n_weights = 0
-    n_gradients = min(wanted.n_gradients, int((seconds - n_weights * costs.weight) / costs.gradient))
+    n_gradients = min(wanted.n_gradients, int((seconds - n_weights * of_weight) / of_gradient))
     return Budget(n_weights, n_gradients, n_gradients < wanted.n_gradients, n_weights < wanted.n_weights)
 
 
@@ -1478,10 +1478,9 @@ def diagnose(
     equal, n_compared = _equal_modes(posterior, budget)
     if budget.cut:
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
-    costs = costs_of(posterior)
-    with task(
-        "Checking the approximation", seconds=budget.n_weights * costs.weight + budget.n_gradients * costs.gradient
-    ):
+    of_gradient, of_weight = costs_of(posterior)
+    seconds = budget.n_weights * of_weight + budget.n_gradients * of_gradient
+    with task("Checking the approximation", seconds=seconds):
         again = copy.deepcopy(of_weights)
         weights, elbo, ratio = _weights_of(posterior, budget, of_weights, is_of_fit=is_of_fit)
         often = _TRAJECTORIES ** (2 if thorough else 1)
@@ -1625,7 +1624,7 @@ def _weighted_shifts(
     # No mean moves by more than the root of their relative variance, in standard deviations.
     if weights.n_draws < FEWEST_WEIGHED or weights.uneven < LIMITS["mean"] ** 2:
         return
-    took = costs_of(posterior).weight * len(ratio)
+    took = costs_of(posterior)[1] * len(ratio)
     n = min(N_SHOWN, len(ratio))
     theta, finite = np.concatenate(list(draws_in_chunks(posterior, len(ratio), rng)))[:n], np.isfinite(ratio[:n])
     theta, ratio = theta[finite], ratio[:n][finite]

@@ -633,18 +633,11 @@ _PER_COORDINATE, _PER_PARAMETER = 1e-7, 1e-9
 _PLAIN, _SEARCH, _NO_SEARCH = (1.0, 0.0, 0.0), (8.0, 4.0, 6e-4), (2.5, 0.5, 2e-5)
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Estimated seconds of single evaluations."""
+def costs_of(posterior: "Posterior") -> tuple[float, float]:
+    """Estimate seconds of a gradient of the fitted density and of a draw with its importance weight.
 
-    #: Of the density that was fitted, with a step of a trajectory.
-    gradient: float
-    #: Of a draw and its importance weight.
-    weight: float
-
-
-def costs_of(posterior: "Posterior") -> Costs:
-    """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
+    They follow from the graph of log p, the sizes of its data, the dimension, and the numbers that define q.
+    """
     q, record, one = posterior.distribution.q, posterior.record, posterior.density.gradient_seconds
     params = {} if isinstance(q, PoolState) else q.params()
     own = _PER_COORDINATE * q.n_dim + _PER_PARAMETER * sum(np.size(value) for value in params.values())
@@ -653,7 +646,7 @@ def costs_of(posterior: "Posterior") -> Costs:
         gradients, way, more = _SEARCH if record is None or record.reparam != "noncentred" else _NO_SEARCH
     gradient = gradients * one + more + 0.5 * own
     weight = _LOG_P * one + 2.0 * (way * one + more) + own
-    return Costs(gradient, weight)
+    return gradient, weight
 
 
 def two_points(posterior: Posterior) -> xr.Dataset:

@@ -1,7 +1,6 @@
 """Pictures of a fit."""
 
 import importlib
-import itertools
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -14,16 +13,12 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy.special import boxcox, inv_boxcox, softmax
 
-from pymc_ngvi.core.draws import density_of_normal
 from pymc_ngvi.core.importance import khat_limit, pareto_khat, tail_length, weigh
-from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.messages import listed
 from pymc_ngvi.core.status import format_elbo, format_gap
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import Layout
-from pymc_ngvi.families import MixtureState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.results.distributions import Posterior, element_names, indices_of, one_chain
+from pymc_ngvi.results.distributions import Posterior, element_names, one_chain
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -460,117 +455,6 @@ def _paired(columns: dict[str, tuple[Array, Array]]) -> dict[str, xr.DataTree]:
 
 #: Coordinates that are shown unless more are asked for.
 N_COORDINATES = 6
-#: Told apart by colour-blind readers, too.
-_HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#5e3c99")
-
-
-def plot_components(
-    q: MixtureState,
-    layout: Layout,
-    draws: Array,
-    var_names: str | Sequence[str] | None = None,
-    *,
-    max_coordinates: int = N_COORDINATES,
-    figure: Figure | None = None,
-) -> AxesArray:
-    """Plot the components of a mixture, over draws of it, for each pair of coordinates.
-
-    On the unconstrained scale, where the ellipses of components are exact: each has two, with half and 95 % of its
-    probability. On the diagonal are the marginal densities: of components times their weights, and their sum. A draw
-    has the colour of the component that it most likely belongs to.
-
-    Parameters
-    ----------
-    q : MixtureState
-    layout : Layout
-    draws : ndarray, shape (n_draws, n_dim)
-        Of q; no row for none.
-    var_names : str or sequence of str, optional
-        Random variables (``sd``), their unconstrained values (``sd_log__``) or single coordinates (``beta[3]``).
-        Default: all.
-    max_coordinates : int, default 6
-        Of more, those are shown in which components differ most, as the figure then says: by their mean
-        Kullback-Leibler divergence from the Gaussian with the mean and variance of q there.
-    figure : matplotlib.figure.Figure or SubFigure, optional
-        To draw into; by default one is made.
-
-    Returns
-    -------
-    ndarray of matplotlib.axes.Axes, shape (n_coordinates, n_coordinates)
-        None above the diagonal.
-
-    Raises
-    ------
-    ImportError
-        Where Matplotlib is not installed.
-    ValueError
-        If a name is unknown, or no coordinate would be shown.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from pymc_ngvi.families import DiagonalState, MixtureState
-    >>> from pymc_ngvi.graphs.layout import Layout, Variable
-    >>> layout = Layout((Variable("x", "x", (2,), slice(0, 2), None),), {})
-    >>> q = MixtureState.of([DiagonalState(np.full(2, m), np.ones(2)) for m in (-2.0, 2.0)])
-    >>> axes = plot_components(q, layout, np.empty((0, 2)))
-    >>> axes[1, 0].get_xlabel(), axes[1, 0].get_ylabel()
-    ('x[0]', 'x[1]')
-    """
-    pyplot = need_matplotlib("plot_components")
-    index = np.arange(layout.n_dim) if var_names is None else indices_of(layout, var_names)
-    n_of = len(index)
-    # E_c[KL(q_c | N)] with N of the mean and variance of q: the quadratic terms sum to 1/2 - 1/2.
-    apart = np.log(q.sd()[index]) - q.weights @ np.log(q.sds[:, index])
-    index = index[np.sort(np.argsort(-apart, kind="stable")[: max(max_coordinates, 0)])]
-    if not len(index):
-        raise ValueError("There is no coordinate to show: var_names and max_coordinates should leave one at least.")
-    n, weights, means, sds = len(index), q.weights[:, None], q.means[:, index], q.sds[:, index]
-    covs = [MixtureState.of([c]).cov_block(index) for c in q.components]
-    hues = [_HUES[c % len(_HUES)] for c in range(q.n_components)]
-    owner = np.argmax(q.responsibilities(draws), axis=1) if len(draws) else np.empty(0, dtype=np.intp)
-    limits = np.stack([(means - _ROOM * sds).min(axis=0), (means + _ROOM * sds).max(axis=0)], axis=1)
-    if figure is None:
-        figure = pyplot.figure(figsize=(2 * n + 2, 2 * n + 2) if n > 1 else None, layout="constrained")
-    axes = figure.subplots(n, n, squeeze=False)
-    for i, j in itertools.product(range(n), repeat=2):
-        ax = axes[i, j]
-        if j > i:
-            ax.remove()
-            axes[i, j] = None
-            continue
-        if i == j:
-            x = np.linspace(limits[i, 0], limits[i, 1], _N_POINTS)
-            densities = weights * density_of_normal((x - means[:, [i]]) / sds[:, [i]]) / sds[:, [i]]
-            ax.plot(x, densities.sum(axis=0), color="0.25")
-            ax.set(ylim=(0.0, None), yticks=[])
-        else:
-            densities, at = np.empty((0, 0)), np.ix_([j, i], [j, i])
-            ax.scatter(*draws[:, index[[j, i]]].T, c=np.take(hues, owner), s=2, alpha=0.5, linewidths=0)
-            ax.set(ylim=limits[i], ylabel=layout.label(int(index[i])))
-        for c, hue in enumerate(hues):
-            for line in [np.stack([x, densities[c]], axis=1)] if i == j else _ellipses(means[c, [j, i]], covs[c][at]):
-                ax.plot(*line.T, color=hue)
-        ax.set(xlim=limits[j], xlabel=layout.label(int(index[j])))
-        ax.label_outer()
-    title = "Components of q: weights\nunconstrained scale" + ("\nellipses: 50 % and 95 %" if n > 1 else "")
-    title += f"\n{n} of {n_of:,} coordinates:\nwhere components differ most" if n < n_of else ""
-    names = [f"{c}: {weight:.3g}" for c, weight in enumerate(q.weights)]
-    lines = axes[0, 0].get_lines()
-    where: Any = "upper right" if n > 1 else "outside right upper"  # of several panels, the corner is free
-    figure.legend([*lines[1:], lines[0]], [*names, "their sum"], title=title, loc=where, frameon=False, fontsize=_SMALL)
-    return axes
-
-
-def _ellipses(mean: Array, cov: Array) -> Array:
-    """Return points on the ellipses of a Gaussian in two coordinates, (n_levels, n_angles, 2)."""
-    factor = cholesky(cov)
-    if factor is None:  # a line
-        values, vectors = np.linalg.eigh(cov)
-        factor = vectors * np.sqrt(np.maximum(values, 0.0))
-    angles = np.linspace(0.0, 2.0 * np.pi, _N_POINTS)
-    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1) @ factor.T
-    return mean + np.sqrt(-2.0 * np.log1p(-np.array(_LEVELS)))[:, None, None] * circle
 
 
 def plot_sensitivity(tree: xr.DataTree, table: pd.DataFrame, **options: Any) -> Any:

@@ -16,7 +16,6 @@ from pymc_ngvi import Elbo, FitRecord, LogDensity, NGVIApproximation, Status
 from pymc_ngvi.families import FullState, MixtureState
 from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.results.distributions import components_dataset
-from pymc_ngvi.results.plotting import plot_components
 
 WEIGHTS = np.array([0.5, 0.3, 0.2])
 
@@ -155,7 +154,7 @@ def test_a_single_gaussian_has_no_components(gaussian_approx):
         assert not hasattr(gaussian_approx, name)
         with pytest.raises(AttributeError, match=rf"{name} is there for mixtures, and q is a FullState.*'mixture'"):
             getattr(gaussian_approx, name)
-    for name in ("responsibilities", "plot_components", "worth"):
+    for name in ("responsibilities", "worth"):
         with pytest.raises(ValueError, match=rf"{name}\(\) is there for mixtures, and q is a FullState.*'mixture'"):
             getattr(gaussian_approx, name)()
 
@@ -317,38 +316,6 @@ LAYOUT = layout_of(beta=(2,), sd_log__=())
 def draws_of(q, n, seed=1):
     rng = np.random.default_rng(seed)
     return q.draws(np.column_stack([rng.standard_normal((n, q.n_dim)), rng.random(n)]))
-
-
-def test_ellipses_hold_half_and_95_percent_of_each_component():
-    q = mixture_of(3)
-    axes = plot_components(q, LAYOUT, draws_of(q, 20))
-    assert axes.shape == (3, 3)
-    for i, j in ((1, 0), (2, 0), (2, 1)):
-        lines = axes[i, j].get_lines()
-        assert len(lines) == 6
-        for component, half, most in zip(q.components, lines[::2], lines[1::2], strict=True):
-            cov = component.cov()[np.ix_([j, i], [j, i])]
-            for line, level in ((half, 0.5), (most, 0.95)):
-                away = line.get_xydata() - component.mean()[[j, i]]
-                distance = np.einsum("ni,ni->n", away, np.linalg.solve(cov, away.T).T)
-                assert_allclose(stats.chi2(2).cdf(distance), level)
-                assert len(np.unique(np.round(away, 9), axis=0)) > 100
-            assert half.get_color() == most.get_color()
-        assert len({line.get_color() for line in lines}) == 3
-
-
-def test_method_draws_into_the_figure_that_was_passed(approx):
-    figure = pyplot.figure(figsize=(12, 6), layout="constrained")
-    left, right = figure.subfigures(1, 2)
-    axes = approx.plot_components(["slope"], 40, random_seed=2, figure=right)
-    assert axes[2, 0].figure is right
-    assert not left.axes
-    assert len(pyplot.get_fignums()) == 1
-    figure.canvas.draw()
-    [points] = axes[1, 0].collections
-    where = approx.layout.variables[1].where
-    assert_array_equal(points.get_offsets(), approx.draw_flat(40, 2)[:, where][:, :2])
-    assert not len(approx.plot_components("slope", 0)[1, 0].collections[0].get_offsets())
 
 
 def test_components_of_variables_without_entries():

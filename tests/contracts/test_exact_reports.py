@@ -111,7 +111,6 @@ REFUSED = {
     "corrected": (lambda a: a.corrected(), "There is nothing for corrected.. to correct.*approx.gaussian"),
     "log_q": (lambda a: a.log_q(a.draw_flat(2)), "an exact posterior, is not known.*approx.gaussian.* has log_q"),
     "worth": (lambda a: a.worth(), "is there for mixtures, and q is an exact posterior"),
-    "components": (lambda a: a.plot_components(), "is there for mixtures, and q is an exact posterior"),
 }
 
 
