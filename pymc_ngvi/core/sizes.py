@@ -1,7 +1,7 @@
 """Numbers of draws and of chains, and sizes of arrays: defaults, and what is refused; seeds of random numbers."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsInt
 
 import numpy as np
 
@@ -40,8 +40,9 @@ def check_cov_size(n_dim: int) -> None:
 
 def check_draws(n: Any, what: str = "The number of draws") -> int:
     """Return a number of draws, or of chains; raise ValueError if it is not a whole number of at least 1."""
-    if n != int(n) or n < 1:
-        raise ValueError(f"{what} should be a whole number of at least 1; got {n!r}.")
+    if not isinstance(n, SupportsInt) or n != int(n) or int(n) < 1:
+        names = " For names, use var_names=[...]." * isinstance(n, str | Sequence)
+        raise ValueError(f"{what} should be a whole number of at least 1; got {n!r}.{names}")
     return int(n)
 
 

@@ -241,7 +241,9 @@ def _start_message(density: ModelDensity, point: Array, scale: float) -> str:
             "The log density is not finite at the start because of data that are not: "
             f"{', '.join(data)}. Terms that are not finite: {listed}. Leave these rows out, or impute the values."
         )
-    if outside := outside_support(density.model, known, density.layout.unflatten(point)):
+    # Data may be outside the support just because a parameter is.
+    is_of_data = bad.keys().isdisjoint(v.name for v in density.layout.variables)
+    if is_of_data and (outside := outside_support(density.model, known, density.layout.unflatten(point))):
         return (
             f"The log density is not finite at the start: {'; '.join(outside)}. Check these values and the "
             "distribution, or give a `start` from which they are possible."

@@ -344,21 +344,20 @@ class FitRecord:
         """Return what came of the fit, in one line."""
         if self.remark and (self.status in _OF_USER or self.converged):
             return self.remark
-        verdict, also = self.verdict, self.verdict.brief
+        verdict = self.verdict
         name = {"mixture": "Mixture", "student_t": "Student t"}.get(self.family, "Gaussian")
         what = f"{self.kind.capitalize()} posterior" if self.is_pool else f"{name} approximation"
         if verdict.is_exact:
             what = "Exact posterior"
         if self.is_prior:
             what = "Prior of the model, which has no observed variables,"
-            also = also * (verdict.word is Word.NOT_RELIABLE)
         said = f"{what} in {self.compile_seconds + self.run_seconds:,.1f} s"
-        is_open = verdict.word is Word.NOT_JUDGED or (self.is_pool and verdict.word is Word.RELIABLE)
-        if is_open and not self.is_prior:
-            return f"{said}; approx.summary() shows it, and whether it is reliable."
-        return (
-            f"{said}{': ' * bool(also)}{also}{'; approx.summary() shows it' * (verdict.word is not Word.NOT_RELIABLE)}."
-        )
+        if verdict.word is Word.NOT_RELIABLE:
+            return f"{said}: {verdict.brief}."
+        # Tests of draws, by which `approx.checks` goes, take as long as a small fit: they are made on demand.
+        is_open = (verdict.word is Word.NOT_JUDGED or self.is_pool) and not (verdict.is_tested or self.is_prior)
+        also = verdict.brief if verdict.word is Word.FEW_DRAWS or not (is_open or self.is_prior) else ""
+        return f"{said}{': ' * bool(also)}{also}; approx.summary() {'checks and ' * is_open}shows it."
 
 
 def is_prior(density: ModelDensity) -> bool:

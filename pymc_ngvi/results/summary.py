@@ -4,6 +4,7 @@ import functools
 import importlib
 import itertools
 import math
+import re
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,16 @@ from pymc_ngvi.core.importance import (
     weigh,
 )
 from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent
-from pymc_ngvi.core.sizes import AT_ONCE, FIXED_SEED, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, SLIGHT, seed_of
+from pymc_ngvi.core.sizes import (
+    AT_ONCE,
+    FIXED_SEED,
+    MAX_COV_DIM,
+    N_PREDICTED,
+    N_WEIGHED,
+    SLIGHT,
+    check_draws,
+    seed_of,
+)
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Against, Verdict, Word
 from pymc_ngvi.density.constrain import Constrainer, log_densities, term_sums
@@ -163,6 +173,8 @@ def as_text(columns: Sequence[str], sections: Mapping[str, Rows]) -> str:
 
 #: Heading of what belongs to no group.
 POPULATION = "Population-level parameters"
+#: Names that Bambi gives to the weights of splines and of Gaussian processes on a basis.
+_BASIS = re.compile(r"(\w+_)?((bs|cr|cc)\(.*\)|hsgp\(.*\)_weights(_raw)?)")
 #: Axes of draws.
 _SAMPLE = ("chain", "draw")
 
@@ -180,10 +192,14 @@ def _left_out(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) ->
     sentences = []
     effects = [] if group_effects else [name for g in roles.groups for name in g.effects or g.offsets]
     if effects:
-        n = sum(sizes[name] for name in effects)
-        sentences.append(f"Not shown: {n:,} group effects ({', '.join(effects)}); see summary(group_effects=True).")
+        sentences.append(
+            f"Not shown: {sum(sizes[name] for name in effects):,} group effects ({', '.join(effects)}); "
+            "see summary(group_effects=True)."
+        )
     offsets = [name for g in roles.groups if g.effects for name in g.offsets]
+    basis = [name for name in sizes if _BASIS.fullmatch(name)]
     others = {
+        f"{sum(sizes[name] for name in basis):,} basis weights": basis,
         "standardised effects": [*offsets, *roles.raw],
         "packed Cholesky factors": [name for g in roles.groups for name in g.packed],
         "values for each observation": list(roles.rows),
@@ -375,7 +391,7 @@ class Planned:
         """Plan what is shown."""
         few = two_points(posterior)
         sizes, roles = {str(name): of.size // 2 for name, of in few.data_vars.items()}, roles_of(posterior, few)
-        apart = {*roles.rows, *roles.raw}
+        apart = {*roles.rows, *roles.raw, *filter(_BASIS.fullmatch, sizes)}
         apart.update(name for g in roles.groups for name in (*g.scales, *g.packed, *g.effects, *g.offsets))
         sections = {POPULATION: [name for name in sizes if name not in apart]}
         for g in roles.groups:
@@ -427,7 +443,7 @@ def summary_of_draws(
     options: dict[str, Any],
 ) -> Summary:
     """Return a summary without sentences above the table."""
-    table_of = importlib.import_module("arviz_stats").summary  # 0.7 s
+    draws, table_of = check_draws(draws), importlib.import_module("arviz_stats").summary  # 0.7 s
     by_sd = options.get("kind", "stats") == "stats" and options.get("round_to", "auto") == "auto"
     # Variables are chosen, or another kind of result: all of it is one table then.
     chosen = any(options.get(name) is not None for name in ("var_names", "filter_vars", "coords", "group", "fmt"))

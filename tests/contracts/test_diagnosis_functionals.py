@@ -180,7 +180,7 @@ def test_what_takes_no_time_is_affordable_in_any():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_predictors_are_compared_where_there_is_no_deterministic(seed):
+def test_predictors_are_compared_where_there_is_no_deterministic(seed, monkeypatch):
     """The mean of a regression is that of its predictors: right in each coefficient, wrong in sums of these."""
     x = np.abs(np.random.default_rng(1).normal(size=(40, 2))) + 1.0
     with pm.Model() as model:
@@ -197,7 +197,9 @@ def test_predictors_are_compared_where_there_is_no_deterministic(seed):
     wrong = NGVIApproximation(approx.density, FullState(approx.mean_flat, np.linalg.cholesky(apart)))
     reasons = wrong.diagnose(random_seed=seed).reasons
     assert any("standard deviation of the sum of linear" in r for r in reasons)
-    assert not [r for r in approx.diagnose(random_seed=seed).reasons if "predictor" in r]
+    monkeypatch.setattr(making, "_MOVED", 40)  # a few draws do not find the right one too narrow either
+    right = NGVIApproximation(approx.density, approx.q)
+    assert not right.diagnose(draws=1_000, random_seed=seed).reasons
 
 
 # --- weights ---

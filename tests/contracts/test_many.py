@@ -117,7 +117,7 @@ def test_a_variable_with_the_name_of_a_figure_keeps_it():
     many = pymc_ngvi.fit_many(model, [{"y": np.ones(5)}], **QUIET)
     assert many.dataset.elbo.dims == ("fit", "statistic")
     assert many.dataset.fit_elbo.dims == ("fit",)
-    assert "1 reliable" in repr(many)
+    assert "1 exact" in repr(many)
 
 
 # --- each fit is one alone --------------------------------------------------------------------------------------------
