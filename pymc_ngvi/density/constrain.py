@@ -117,6 +117,13 @@ class Constrainer:
         """Return what to pickle: the compiled function is made again when it is needed."""
         return {**self.__dict__, "_function": None}
 
+    def coordinates(self) -> Indices:
+        """Return the flat coordinates that the named variables are computed from, through priors, too."""
+        of_values = {v.value_name: v.name for v in self.layout.variables}
+        below = set(ancestors([self.model[of_values.get(name, name)] for name in self._evaluated or ()]))
+        read = (v.where for v in self.layout.variables if self.model[v.name] in below)
+        return np.concatenate([np.arange(0), *(np.arange(where.start, where.stop) for where in read)])
+
     def __call__(self, theta: Array, *, random_seed: int | None = None) -> Values:
         """Evaluate all variables at draws."""
         flat = self.layout.unflatten(np.ascontiguousarray(theta, dtype=np.float64))
