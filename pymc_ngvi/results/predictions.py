@@ -14,7 +14,6 @@ import xarray as xr
 
 from numpy.typing import ArrayLike
 from pymc.backends.arviz import find_observations
-from pytensor.graph import Constant
 from scipy import sparse
 
 from pymc_ngvi.core.messages import checked_names, listed, shortened, suggestion, warn
@@ -682,7 +681,7 @@ def _fixed_arrays(new: NewData) -> list[str]:
             f"{f' along {changed[n]!r}' if changed[n] else ''}, and give its new values, too."
             for rv in new.model.basic_RVs
             for part in behind(rv.owner.inputs, lambda v: [] if v in new.model.basic_RVs else v.owner.inputs)
-            for n in np.shape(part.data if isinstance(part, Constant) else ())
+            for n in np.shape(getattr(part, "data", ()))  # of a constant
             if n in changed
         }
     )

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pymc.backends.base import MultiTrace
 from pymc.step_methods.hmc import quadpotential
 from pymc.variational.opvi import VIState
-from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.messages import checked_names, logger, shortened, suggestion
 from pymc_ngvi.core.sizes import (
@@ -36,6 +35,7 @@ from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
 from pymc_ngvi.density.observed_rows import observed_logp
+from pymc_ngvi.graphs.rewrites import behind
 from pymc_ngvi.moves.posterior import MovedDraws
 from pymc_ngvi.results.distributions import (
     Posterior,
@@ -176,7 +176,7 @@ def _read_by(posterior: Posterior, names: frozenset[str] | None) -> Indices | No
         return None
     known = names.union(*(coefficients for coefficients, _ in layout.bambi.centrings.values()))
     of_values = {v.value_name: v.name for v in layout.variables}
-    below = set(ancestors([model[of_values.get(name, name)] for name in known]))
+    below = set(behind([model[of_values.get(name, name)] for name in known], lambda v: v.owner.inputs))
     return indices_of(layout, [v.name for v in layout.variables if model[v.name] in below])
 
 
