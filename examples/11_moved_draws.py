@@ -224,7 +224,7 @@ pd.DataFrame(
 ).T.round(2)
 
 # %% [markdown]
-# NUTS differs by its simulation error. The Gaussian has the right means, but its standard deviations are 8 % too
+# NUTS differs by its Monte Carlo error. The Gaussian has the right means, but its standard deviations are 8 % too
 # small on average, and it is not skewed:
 
 # %%

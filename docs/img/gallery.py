@@ -196,20 +196,15 @@ def gaussian_process(page, ax):
 
 
 def time_series(page, ax):
-    """Draw the level and a forecast."""
-    rng = np.random.default_rng(1)
-    level, sd, noise, season = (page.draws(name) for name in ("level", "sd_level", "noise", "season"))
-    ahead = np.arange(112, 126)
-    steps = sd[:, None] * rng.normal(size=(len(sd), 14))
-    new = level[:, -1:] + np.cumsum(steps, axis=1) + season[:, ahead % 7]
-    new += noise[:, None] * rng.normal(size=new.shape)
+    """Draw the level and the forecast."""
     ax.plot(page.day, page.sales, ".-", color="0.75", linewidth=0.7)
-    smooth(ax, page.day, level, page.true_level)
-    mean, low, high = band(new)
-    ax.fill_between(ahead, low, high, color=GREY, alpha=0.3, linewidth=0)
-    ax.plot(ahead, mean, color="black", linewidth=1, label="forecast")
+    smooth(ax, page.day, page.draws("level"), page.true_level)
+    mean, low, high = band(page.forecast.stack(sample=("chain", "draw")).to_numpy().T)
+    ahead = page.days[112:]
+    ax.fill_between(ahead, low, high, color=GREY, alpha=0.3, linewidth=0, label="forecast, 89 %")
+    ax.plot(ahead, mean, color="black", linewidth=1, label="forecast, mean")
     ax.set(xlabel="day", ylabel="sales")
-    ax.legend(ncols=3, loc="lower left")
+    ax.legend(ncols=2, loc="upper right")
 
 
 def ab_tests(page, ax):

@@ -127,9 +127,9 @@ MOST_TIMES, LEAST_PRICE = 2.0, 1.5
 
 
 class UsedUp(Unavailable):
-    """A posterior has taken what it may, or would take more, so many seconds in all."""
+    """A posterior has taken what it may, or would take more: so many seconds in all, as far as can be told."""
 
-    def __init__(self, sentence: str, seconds: float = math.nan) -> None:
+    def __init__(self, sentence: str, seconds: float) -> None:
         super().__init__(Reason.TOO_LONG, sentence)
         self.seconds = seconds
 
@@ -159,7 +159,7 @@ class Work:
         """Count what is taken, and end at a multiple of the price."""
         self.spent += seconds
         if self.left < 0.0:
-            raise UsedUp(f"it has taken {in_words(self.spent)}, and far more than was expected")
+            raise UsedUp(f"it was stopped after {in_words(self.spent)}", MOST_TIMES * self.spent)
 
     def expect(self, seconds: float) -> None:
         """Take what it turns out to take as its price, and end where that is more than there is."""
@@ -176,24 +176,24 @@ class Work:
             _WORK.reset(token)
 
 
-_WORK: ContextVar[Work | None] = ContextVar("work", default=None)
+_NO_LIMIT = Work()
+_WORK: ContextVar[Work] = ContextVar("work", default=_NO_LIMIT)
 
 
 def count(seconds: float) -> None:
     """Count what an evaluation takes, where there is a limit."""
-    if (work := _WORK.get()) is not None:
-        work.count(seconds)
+    _WORK.get().count(seconds)
 
 
 def left() -> float:
     """Return the seconds that are left here."""
-    return math.inf if (work := _WORK.get()) is None else work.left
+    return _WORK.get().left
 
 
 def expect(times: float) -> None:
     """Expect so many times as much again as was taken so far, where there is a limit."""
-    if (work := _WORK.get()) is not None:
-        work.expect((1.0 + times) * work.spent)
+    work = _WORK.get()
+    work.expect((1.0 + times) * work.spent)
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytensor.tensor as pt
 from pymc.backends.arviz import find_observations
 from pymc.data import MinibatchIndexRV, MinibatchOp
 from pymc.distributions.censored import CensoredRV
+from pymc.distributions.multivariate import ICARRV
 from pymc.distributions.shape_utils import change_dist_size
 from pymc.distributions.simulator import SimulatorRV
 from pymc.distributions.truncated import TruncatedRV
@@ -143,8 +144,18 @@ def check_model(model: pm.Model) -> None:
             "there is nothing to fit. Add at least one unobserved continuous variable."
         )
     check_indices(model)
-    # Variables that read a minibatch have to be scaled to the whole data.
     variables = set(model.basic_RVs)
+    if free_scale := [
+        rv.name
+        for rv in model.free_RVs
+        if isinstance(rv.owner.op, ICARRV) and not variables.isdisjoint(ancestors(rv.owner.inputs))
+    ]:
+        warn(
+            f"The sigma of pm.ICAR ({quoted(free_scale)}) is a parameter, and PyMC's density lacks its factor "
+            "sigma**-(n - 1): sigma will be far too large, even where the fit is exact. Leave sigma out, and multiply: "
+            "sigma * pm.ICAR(...)."
+        )
+    # Variables that read a minibatch have to be scaled to the whole data.
     unscaled = [
         rv.name
         for rv in model.observed_RVs

@@ -137,12 +137,16 @@ def nodes_of_value(rule: PathRule) -> float:
 
 
 def n_values(forest: Forest, seconds_of_value: float) -> float:
-    """Return at how many globals log m is evaluated, about: along lines, and at draws; some more than once."""
+    """Return at how many globals log m is evaluated, about: along lines, and at draws; some more than once.
+
+    Without trees, draws of wide and narrow Gaussians come before, and are weighed once more with the others.
+    """
     p = forest.n_globals
     n_draws = size_wanted(p, seconds_of_value) / EFFECTIVE
     n_gradients = _OF_PROFILES if forest.n_local and climbs_profiles(p, seconds_of_value) else 0.0
     n_of_lines = len(PROFILE) * p * (1.0 + n_gradients * 2 * p)
-    return _AGAIN * (n_of_lines + (n_draws if p <= MOST_SURE else _OF_MANY * n_draws))
+    n_looked = 0 if forest.n_local else len(_SCALES) * _N_WEIGHED
+    return n_looked + _AGAIN * (n_of_lines + (n_draws if p <= MOST_SURE else _OF_MANY * n_draws))
 
 
 def exact_posterior(

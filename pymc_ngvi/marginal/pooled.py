@@ -390,9 +390,10 @@ class PoolState(abc.ABC):
         uniform = [first, *(np.split(others, self.n_parts, axis=1) if self.n_parts else [])]
         return self._joined(self.pool, np.arange(len(self.pool.g)), uniform)
 
-    def draw(self, n: int, rng: np.random.Generator, *, in_chains: bool = True) -> Array:
+    def draw(self, n: int, rng: np.random.Generator, *, in_chains: bool = True, read: Indices | None = None) -> Array:
         """Return ``n`` draws of equal weight, in random order or as they follow each other in chains.
 
+        Where only globals are among the coordinates that are ``read``, the others need not be drawn.
         For chains the pool is made larger if many draws are asked for. Draws with the same globals follow each other:
         this is the autocorrelation by which effective sample sizes are estimated.
         """
@@ -402,7 +403,8 @@ class PoolState(abc.ABC):
         start = np.searchsorted(run := _runs(pool.g), run)
         order = np.argsort(pool.g[start, self.sd_errors.argmax()], kind="stable")
         first, shuffled = (np.arange(n) + rng.random()) / n, rng.permutation(n)
-        others = [rng.random((n, len(self.locals_))) for _ in range(self.n_parts)]
+        n_parts = self.n_parts if read is None or np.isin(read, self.locals_).any() else 0
+        others = [rng.random((n, len(self.locals_))) for _ in range(n_parts)]
         if not in_chains:
             return self._joined(pool, order, [first[shuffled], *others])
         theta = self._joined(pool, order, [first, *others])

@@ -230,7 +230,7 @@ class MovedDraws(AllDrawn):
         """Which mode each chain is in, (n_chains,)."""
         return np.repeat(np.arange(self.checks.n_modes), self.x.shape[1] // self.checks.n_modes)
 
-    def draw(self, n: int, rng: np.random.Generator, *, in_chains: bool = True) -> Array:
+    def draw(self, n: int, rng: np.random.Generator, *, in_chains: bool = True, read: Indices | None = None) -> Array:
         """Return ``n`` draws of equal weight, in random order or one chain after the other, as they were moved."""
         chains = np.argsort(np.arange(self.x.shape[1]) % N_PARTS, kind="stable")  # each part has chains of all modes
         rows = evenly_picked(np.repeat(self.of_chains[chains], len(self.x)), n, rng.random())

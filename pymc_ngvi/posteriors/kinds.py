@@ -131,11 +131,9 @@ class TreeKind(PosteriorKind[Forest]):
 
     def seconds(self, found: Forest, density: ModelDensity, *, by_rows: bool) -> float:
         """Return what it takes."""
-        each = seconds_of_node(found, density, by_rows=by_rows)
-        if not found.n_local:
-            return each * n_values(found, each)
-        each *= nodes_of_value(references(found.n_levels)[1])
-        return _BESIDE_TREES + each * n_values(found, each)
+        n_nodes = nodes_of_value(references(found.n_levels)[1]) if found.n_local else 1.0
+        each = seconds_of_node(found, density, by_rows=by_rows) * n_nodes
+        return _BESIDE_TREES * bool(found.n_local) + each * n_values(found, each)
 
     def run(self, start: PosteriorStart, found: Forest, work: Work, *, is_only: bool) -> PoolState:
         """Return the posterior: only an exact one is worth anything."""

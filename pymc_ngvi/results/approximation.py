@@ -1411,6 +1411,7 @@ class NGVIApproximation(Approximation):
     ) -> xr.Dataset:
         """Average the expected response over rows, with some data set to values: for comparisons, and slopes.
 
+        Axes beyond the rows of the response, such as the categories of their probabilities, are kept.
         All averages are of the same draws, so that differences of them are draws of contrasts.
 
         Parameters
@@ -1438,8 +1439,8 @@ class NGVIApproximation(Approximation):
         Returns
         -------
         xarray.Dataset
-            With the dims ``chain``, ``draw``, one for each of the data in ``at``, and those of ``by``. ArviZ takes it
-            in the place of draws.
+            With the dims ``chain``, ``draw``, one for each of the data in ``at``, those of ``by``, and those that are
+            kept. ArviZ takes it in the place of draws.
 
         Raises
         ------

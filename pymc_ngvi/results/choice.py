@@ -2,7 +2,7 @@
 
 What needs a Gaussian to begin from has the fit of one come before it. A fit by draws that takes longer than others do
 is left for a while, and goes on if these come to nothing. Each candidate ends at twice its price, and hands on what is
-left of the seconds.
+left of the seconds; one that is sure to be exact, with no other after it, may take all of them.
 """
 
 import contextlib
@@ -401,8 +401,7 @@ class Candidates[A: NGVIApproximation]:
 
     def _rank(self, state: PoolState) -> tuple[bool, ...]:
         """Return what comes first: an exact posterior, one of all modes, a reliable one; of equals, the earlier one."""
-        leaves_out = bool(self._missed_by(state))
-        return leaves_out or state.checks.word is not Word.EXACT, leaves_out, not state.checks.is_reliable
+        return not self._is_exact(state), bool(self._missed_by(state)), not state.checks.is_reliable
 
     # --- the loop ---
 
@@ -433,15 +432,18 @@ class Candidates[A: NGVIApproximation]:
                     self._reasons.append(_by_name(name, reason))
         return bool(self._offers)
 
-    def _leave_out(self, name: str) -> None:
-        """Note that a posterior takes too long."""
+    def _leave_out(self, name: str, why: str = "") -> None:
+        """Note that a posterior takes too long, or has, in a clause."""
         self._offers.pop(name, None)
         budget, seconds = self._budget, self._table[name].seconds
         either = "" if budget.max_seconds else f" or posterior={name!r}"
         asks = f"max_seconds={budget.asked_for(seconds)}{either} asks for it"
-        left = in_words(max(self.left, 0.0))
-        than = f", and max_seconds={budget.max_seconds:g} leaves {left}" if budget.max_seconds else ""
-        said = f"the {name} posterior would take {in_words(seconds)}{than}; {asks}"
+        than = (
+            f", and max_seconds={budget.max_seconds:g} leaves {in_words(max(self.left, 0.0))}"
+            if budget.max_seconds
+            else ""
+        )
+        said = f"the {name} posterior {why or f'would take {in_words(seconds)}{than}'}; {asks}"
         self._reasons.append(Unavailable(Reason.TOO_DEAR, said, "" if budget.max_seconds else name))
         self._became(name, Decision.TOO_DEAR, asks)
 
@@ -457,8 +459,9 @@ class Candidates[A: NGVIApproximation]:
     def _try(self, name: str) -> Unavailable | None:
         """Make a posterior; return why there is none."""
         kind, found, candidate, density = KINDS[name], self._offers.pop(name), self._table[name], self.density
-        # What was asked for may take all that there is.
-        work = Work(max(candidate.seconds, 0.0 if self._is_auto else self.left / MOST_TIMES), self.left)
+        is_sure = candidate.chance == 1.0 and not self._offers and self._gaussian is not None
+        # What was asked for may take all that there is, too.
+        work = Work(max(candidate.seconds, self.left / MOST_TIMES if is_sure or not self._is_auto else 0.0), self.left)
         try:
             with (
                 task(kind.title, seconds=candidate.seconds), self._sparing(kind),
@@ -467,11 +470,11 @@ class Candidates[A: NGVIApproximation]:
                 is_only = all(KINDS[n].is_last for n in self._offers)
                 state = kind.run(self._start(), found, work, is_only=is_only)
         except Unavailable as reason:
-            if isinstance(reason, UsedUp) and math.isfinite(reason.seconds):
+            if isinstance(reason, UsedUp):
                 self._table[name] = dataclasses.replace(candidate, seconds=reason.seconds)
                 self._offers[name] = found  # at this price, its turn may come again
-                if reason.seconds > self.left - work.spent:
-                    self._leave_out(name)
+                if work.left < 0.0 or reason.seconds > self.left - work.spent:
+                    self._leave_out(name, str(reason).removeprefix("it "))
                 return reason
             self._reasons.append(_by_name(name, reason))
             if reason.code is Reason.EXCEPTION:

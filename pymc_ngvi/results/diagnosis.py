@@ -333,7 +333,9 @@ def diffused(z: Array, rate: Array, spread: Array, source: Indices) -> dict[str,
         solution = np.where(below, 1.0 - level, level) / density_of_normal(limit) * ratio
         slope = z * solution + (below - level) / density_of_normal(limit)
         found[name] = estimates(slope * spread + solution * rate, np.asarray)
-    return found
+    # By chance, few draws are in one tail: its limit seems far off then, and its error small.
+    se = np.maximum(*(found[name].se for name in LEVELS))
+    return found | {name: Estimates(found[name].value, se) for name in LEVELS}
 
 
 def _sums_by(source: Indices) -> sparse.csr_array:

@@ -257,8 +257,8 @@ class Distribution:
         """Return what ``n`` draws are made of, a row each: base draws, or the draws themselves."""
         return base_of(self.q, n, rng)
 
-    def draw(self, n: int, rng: np.random.Generator) -> Array:
-        """Return independent draws of equal weight, (n, n_dim); rows may be NaN."""
+    def draw(self, n: int, rng: np.random.Generator, read: Indices | None = None) -> Array:
+        """Return independent draws of equal weight, (n, n_dim); rows may be NaN, and others than coordinates read."""
         return draws_of(self.q, n, rng)
 
     def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
@@ -400,9 +400,9 @@ class PoolDistribution(Distribution):
         """Its name, for titles and errors."""
         return f"{self.q.kind} posterior"
 
-    def draw(self, n: int, rng: np.random.Generator) -> Array:
+    def draw(self, n: int, rng: np.random.Generator, read: Indices | None = None) -> Array:
         """Return draws of equal weight."""
-        return self.q.draw(n, rng)
+        return self.q.draw(n, rng, read=read)
 
     def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of the pool as it is."""
@@ -544,9 +544,9 @@ class Posterior:
         """Entries of the Hessian of log p that can differ from 0, sums over many coordinates aside."""
         return self.density.structural_pattern if self.density.summed is None else self.density.summed.among
 
-    def draw(self, n: int, rng: np.random.Generator) -> Array:
-        """Return unconstrained draws, (n, n_dim); warn where some are NaN."""
-        theta = self.distribution.draw(n, rng)
+    def draw(self, n: int, rng: np.random.Generator, read: Indices | None = None) -> Array:
+        """Return unconstrained draws, (n, n_dim), right where coordinates are ``read``; warn where some are NaN."""
+        theta = self.distribution.draw(n, rng, read)
         if lost := int(np.isnan(theta).any(axis=1).sum()):
             warn(
                 f"{lost:,} of {n:,} draws are NaN: given their global parameters, no conditional mode of the group "

@@ -14,6 +14,7 @@ import xarray as xr
 
 from numpy.typing import ArrayLike
 from pymc.backends.arviz import find_observations
+from pytensor.graph import Constant
 from scipy import sparse
 
 from pymc_ngvi.core.messages import checked_names, listed, shortened, suggestion, warn
@@ -24,6 +25,7 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import data_in, quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
 from pymc_ngvi.graphs.bambi import ATTRIBUTE, OBS
+from pymc_ngvi.graphs.rewrites import behind
 from pymc_ngvi.reading.roles import uncoupled_axes
 from pymc_ngvi.results.distributions import Posterior, roles_of, two_points
 
@@ -72,10 +74,17 @@ class NewData:
     @functools.cached_property
     def lengths(self) -> dict[str, int]:
         """The new lengths of the dims that labels or arrays were given for; raise ValueError where these differ."""
-        given: list[tuple[str, str | None, int]] = [(dim, dim, len(labels)) for dim, labels in self.labels.items()]
-        for name, array in self.arrays.items():
-            given += [(name, dim, n) for dim, n in zip(self.dims(name), array.shape, strict=True)]
-        return {dim: n for dim, (_, n) in lengths_by_dim(given).items()}
+        given = lengths_by_dim((name, dim, now) for name, dim, _, now in self.axes())
+        return {dim: n for dim, (_, n) in given.items()}
+
+    def axes(self) -> list[tuple[str, str | None, int, int]]:
+        """Return what was given, the dim, and the length in the fit and now, of each axis."""
+        of_labels = [(dim, dim, len(self.of_fit.get(dim, ())), len(labels)) for dim, labels in self.labels.items()]
+        return of_labels + [
+            (name, *of)
+            for name, array in self.arrays.items()
+            for of in zip(self.dims(name), self.before(name).shape, array.shape, strict=True)
+        ]
 
     def relabelled(self, name: str, labels: Mapping[str, list[Any]]) -> AnyArray:
         """Return new data, those that are positions among labels as positions among others that have all of these."""
@@ -94,12 +103,10 @@ class NewData:
         """Tell whether new data are those of the fit where they have its labels, or its places without labels."""
         old, new = self.before(name), self.arrays[name]
         for axis, dim in enumerate(self.dims(name)):
-            labels = self.labels.get(dim) if dim is not None and dim in self.of_fit else None
-            if labels is None:
-                n = min(old.shape[axis], new.shape[axis])
-                old, new = np.take(old, np.arange(n), axis), np.take(new, np.arange(n), axis)
-                continue
-            place = {label: i for i, label in enumerate(self.of_fit[str(dim)])}
+            has_labels = dim in self.of_fit and dim in self.labels
+            known = self.of_fit[str(dim)] if has_labels else range(old.shape[axis])
+            labels = self.labels[str(dim)] if has_labels else range(new.shape[axis])
+            place = {label: i for i, label in enumerate(known)}
             both = [(place[label], i) for i, label in enumerate(labels) if label in place]
             old, new = (np.take(a, [pair[k] for pair in both], axis) for k, a in enumerate((old, new)))
         return bool(np.array_equal(old, new))
@@ -240,8 +247,8 @@ def _positions(
         raise ValueError(f"{name!r} is an index into the dims {quoted(dims)}, which differ in labels: give positions.")
     known = labels.get(dims[0], of_fit[dims[0]])
     place = {label: i for i, label in enumerate(known)}
-    given = _levels(np.array(values, dtype=object).ravel() if array.dtype.kind in "OUS" else array.ravel())
-    given = _like(given, known)
+    flat = np.array(values, dtype=object).ravel() if array.dtype.kind in "OUS" else array.ravel()
+    given = _like(_levels(flat), known)
     check_types(f"dim {dims[0]!r}", given, known)
     if unknown := [label for label in dict.fromkeys(given) if label not in place]:
         if dims[0] in labels:
@@ -262,9 +269,8 @@ def array_like(variable: Any, name: str, values: ArrayLike) -> AnyArray:
         raise ValueError(f"{name!r} should be numbers; got an array of {array.dtype}.")
     if np.dtype(variable.dtype).kind in "iu" and not np.array_equal(array, np.round(array)):
         raise ValueError(f"{name!r} should be whole numbers, as in the model; got {shortened(array)}.")
-    for given, fixed in zip(array.shape, variable.type.shape, strict=True):
-        if fixed not in (None, given):
-            raise ValueError(f"{name!r} has shape {array.shape}; the model takes {variable.type.shape} only.")
+    if any(fixed not in (None, given) for given, fixed in zip(array.shape, variable.type.shape, strict=True)):
+        raise ValueError(f"{name!r} has shape {array.shape}; the model takes {variable.type.shape} only.")
     return array.astype(variable.dtype)
 
 
@@ -393,9 +399,7 @@ class Treatments:
                         f"elements are tied together ({type(transform).__name__}): what some are given the others "
                         "can't be told."
                     )
-                along = [1] * len(shape)
-                along[number] = -1
-                mask = mask & (axis.positions >= 0).reshape(along)
+                mask = mask & np.expand_dims(axis.positions >= 0, tuple(range(1, len(shape) - number)))
             elif is_continued(rv, number):
                 n_known = axis.n_old
             else:
@@ -661,10 +665,26 @@ def _do_not_fit(new: NewData, needed: Sequence[str], error: Exception) -> str:
     parts = [f"The model can't be evaluated given {', '.join(given) or 'its data'}"]
     parts += [f"beside what is left of the data of the fit, {', '.join(rest)}"] if rest else []
     said = (str(error).splitlines() or [""])[0][:_MOST_SAID]
-    return (
-        f"{', '.join(parts)}. PyTensor says: {said} -- Lengths have to agree, an index has to be within what it "
-        "indexes, and lengths that are fixed in the model, such as shape=8, can't change: give variables of groups a "
-        "dim with coords for levels that are new."
+    cure = " ".join(_fixed_arrays(new)) or (
+        f"PyTensor says: {said} -- Lengths have to agree, an index has to be within what it indexes, and lengths that "
+        "are fixed in the model, such as shape=8, can't change: give variables of groups a dim with coords for levels "
+        "that are new."
+    )
+    return f"{', '.join(parts)}. {cure}"
+
+
+def _fixed_arrays(new: NewData) -> list[str]:
+    """Return sentences about arrays in the model whose length is that which data or a dim had in the fit."""
+    changed = {old: dim for _, dim, old, now in new.axes() if old != now}
+    return sorted(
+        {
+            f"An array of {n:,} values is fixed in {rv.name!r}: make it a pm.Data"
+            f"{f' along {changed[n]!r}' if changed[n] else ''}, and give its new values, too."
+            for rv in new.model.basic_RVs
+            for part in behind(rv.owner.inputs, lambda v: [] if v in new.model.basic_RVs else v.owner.inputs)
+            for n in np.shape(part.data if isinstance(part, Constant) else ())
+            if n in changed
+        }
     )
 
 
@@ -686,18 +706,17 @@ def tree_of(new: NewData, values: Mapping[str, AnyArray], data: Sequence[str], s
     """Return predictions as ArviZ has them, in as many chains as draws of the posterior."""
     predictions = {}
     for name, array in values.items():
-        dims, coords = _axes_of(new, name, array.shape[1:])
+        coords, dims = _axes_of(new, name, array.shape[1:])
         array = array.reshape(N_CHAINS, -1, *array.shape[1:])
-        coords |= {"chain": np.arange(N_CHAINS), "draw": np.arange(array.shape[1])}
         dtype = np.dtype(new.model[name].type.dtype)
         if not (dtype.kind != "f" and array.dtype.kind == "f"):  # as the mean of a count is
             array = array.astype(dtype, copy=False)
-        predictions[name] = xr.DataArray(array, dims=("chain", "draw", *dims), coords=coords)
-    constant = {}
-    for name in data:
-        array = new.arrays[name] if name in new.arrays else new.before(name)
-        dims, coords = _axes_of(new, name, array.shape)
-        constant[name] = xr.DataArray(array, dims=dims, coords=coords)
+        predictions[name] = xr.DataArray(
+            array,
+            {**coords, "chain": np.arange(N_CHAINS), "draw": np.arange(array.shape[1])},
+            ("chain", "draw", *dims),
+        )
+    constant = {name: xr.DataArray(_data(new, name), *_axes_of(new, name, _data(new, name).shape)) for name in data}
     attrs = {"inference_library": "pymc_ngvi", "inference_library_version": __version__, **said}
     found = {"predictions": xr.Dataset(predictions, attrs=attrs)}
     if constant:
@@ -705,8 +724,8 @@ def tree_of(new: NewData, values: Mapping[str, AnyArray], data: Sequence[str], s
     return xr.DataTree.from_dict(found)
 
 
-def _axes_of(new: NewData, name: str, shape: tuple[int, ...]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the dims and coords of a variable given the new data."""
+def _axes_of(new: NewData, name: str, shape: tuple[int, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the coords and dims of a variable given the new data."""
     dims, coords = [], {}
     for i, (named, n) in enumerate(zip(new.dims(name), shape, strict=True)):
         dim = f"{name}_dim_{i}" if named is None else named
@@ -716,7 +735,7 @@ def _axes_of(new: NewData, name: str, shape: tuple[int, ...]) -> tuple[tuple[str
         dims.append(dim)
         found = range(n) if labels is None or len(labels) != n else labels
         coords[dim] = np.array(found, dtype=object if len(set(map(type, found))) > 1 else None)
-    return tuple(dims), coords
+    return coords, tuple(dims)
 
 
 # --- models that Bambi built, with the rows of a data frame: built again, with the means and transforms of the fit ---
@@ -857,7 +876,7 @@ def averages(
             if by:
                 checked_names(by, [*dims, *data], "which is neither a dim of what is predicted nor pm.Data", "by")
             indicators = [_indicators(rows, name) for name in by if name not in dims]
-            return predictions.map(lambda of: _average(of, by, indicators), keep_attrs=True)
+            return predictions.map(lambda of: _average(rows.model, of, by, indicators), keep_attrs=True)
 
         def on_grid(given: Given, left: Sequence[str]) -> xr.Dataset:
             """Return averages at all combinations of the values of data that are left to be set."""
@@ -894,24 +913,28 @@ def _indicators(rows: NewData, name: str) -> xr.DataArray:
     dim = tree_of(rows, {}, [name], {})["predictions_constant_data"].to_dataset()[name].dims[0]
     levels = np.unique(values)
     dims = sorted(indexed_axes(rows.model, name)[0] & rows.of_fit.keys())
-    known = rows.labels.get(dims[0], rows.of_fit[dims[0]]) if dims else levels
-    labels = [known[i] for i in levels] if dims else levels
+    labels = [rows.labels.get(dims[0], rows.of_fit[dims[0]])[i] for i in levels] if dims else levels
     return xr.DataArray(values[:, None] == levels, dims=(dim, name), coords={name: labels})
 
 
-def _average(predictions: xr.DataArray, by: Sequence[str], indicators: Sequence[xr.DataArray]) -> xr.DataArray:
-    """Return the mean over all dims but some, of each combination of groups of rows."""
+def _average(
+    model: pm.Model, predictions: xr.DataArray, by: Sequence[str], indicators: Sequence[xr.DataArray]
+) -> xr.DataArray:
+    """Return the mean over rows, of each combination of groups of these; categories and the like are no rows."""
     own = predictions.dims[2:]
+    n_axes = {rv.name: n_batch_axes(rv) or rv.type.ndim for rv in model.observed_RVs}
+    of_rows = {dim for name, n in n_axes.items() for dim in (model.named_vars_to_dims.get(name) or ())[:n]}
+    of_response = [d for d in own if d in of_rows] or own[: max(n_axes.values(), default=len(own))]
     weights = xr.DataArray(1.0)
-    for of_rows in indicators:
-        dim, name = of_rows.dims
-        along = [d for d in own if d == dim] or [d for d in own if predictions.sizes[d] == of_rows.sizes[dim]]
+    for each in indicators:
+        dim, name = each.dims
+        along = [d for d in own if d == dim] or [d for d in own if predictions.sizes[d] == each.sizes[dim]]
         if len(along) != 1:
             raise ValueError(
                 f"It can't be told along which dim of {predictions.name!r}, {own}, the rows of {name!r} are."
             )
-        weights = weights * of_rows.rename({dim: along[0]})
-    over = [d for d in own if d not in by]
+        weights = weights * each.rename({dim: along[0]})
+    over = [d for d in own if d not in by and (d in of_response or d in weights.dims)]
     rows = [d for d in over if d in weights.dims]
     of_groups = xr.dot(predictions, weights / weights.sum(rows), dim=rows, optimize=True)
     return of_groups.mean([d for d in over if d not in rows])

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pymc.backends.base import MultiTrace
 from pymc.step_methods.hmc import quadpotential
 from pymc.variational.opvi import VIState
+from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.messages import checked_names, logger, shortened, suggestion
 from pymc_ngvi.core.sizes import (
@@ -30,7 +31,7 @@ from pymc_ngvi.core.sizes import (
     generator_of,
     seed_of,
 )
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Indices
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
@@ -143,17 +144,20 @@ def sample_trace(
     include_transformed: bool | None = None,
     log_p: bool = False,
     with_batches: bool = True,
+    all_coordinates: bool = False,
 ) -> tuple[MultiTrace, dict[str, Any], Array]:
     """Return draws as a trace, what there is to say of them, and the same unconstrained.
 
-    With ``with_batches=False``, Deterministics that read ``pm.Minibatch`` data are there by name only.
+    With ``with_batches=False``, Deterministics that read ``pm.Minibatch`` data are there by name only. Coordinates that
+    no variable depends on need not be right, unless ``all_coordinates``.
     """
     if posterior.record is not None:
         posterior.record.refuse_diverged()
     q = posterior.distribution
     transformed = posterior.include_transformed if include_transformed is None else include_transformed
     constrain, names = _constrainer(posterior, var_names, transformed=transformed, with_batches=with_batches)
-    theta, stats = posterior.draw(draws_of_chains(draws, chains), rng), dict[str, NDArray[np.generic]]()
+    read = None if log_p or all_coordinates else _read_by(posterior, names)
+    theta, stats = posterior.draw(draws_of_chains(draws, chains), rng, read), dict[str, NDArray[np.generic]]()
     seed, discrete = seed_of(rng), posterior.density.summed_out.shown
     values = constrain(theta, random_seed=seed)
     if discrete and (names is None or not names.isdisjoint(discrete)):  # that were summed out
@@ -163,6 +167,17 @@ def sample_trace(
         stats["log_p"] = posterior.density.logp(theta)
     of_draws, of_all = q.notes(theta, rng, log_p)
     return to_multitrace(posterior.model, values, stats | of_draws, chains), of_all, theta
+
+
+def _read_by(posterior: Posterior, names: frozenset[str] | None) -> Indices | None:
+    """Return the coordinates that some variables are computed from, through priors, too; None for all."""
+    layout, model = posterior.layout, posterior.model
+    if names is None or not names.isdisjoint(posterior.density.summed_out.shown):
+        return None
+    known = names.union(*(coefficients for coefficients, _ in layout.bambi.centrings.values()))
+    of_values = {v.value_name: v.name for v in layout.variables}
+    below = set(ancestors([model[of_values.get(name, name)] for name in known]))
+    return indices_of(layout, [v.name for v in layout.variables if model[v.name] in below])
 
 
 def sample_tree(
@@ -184,7 +199,7 @@ def sample_tree(
     observed = [str(rv.name) for rv in model.observed_RVs] if asked else []
     names = observed and checked_names(None if isinstance(asked, bool) else asked, observed, option="log_likelihood")
     rows = [observed_logp(posterior.density, name, by_rows=False) for name in names]
-    trace, attrs, theta = sample_trace(posterior, draws, rng, **how)
+    trace, attrs, theta = sample_trace(posterior, draws, rng, all_coordinates=bool(rows), **how)
     more = dict(posterior.distribution.groups(posterior.layout))
     if rows:
         values = {of.name: of(theta).reshape(trace.nchains, len(trace), *of.shape) for of in rows}

@@ -25,7 +25,16 @@ from pymc_ngvi.core.importance import (
     weigh,
 )
 from pymc_ngvi.core.messages import N_NAMED, checked_names, listed, percent
-from pymc_ngvi.core.sizes import FIXED_SEED, HELD, MAX_COV_DIM, N_PREDICTED, N_WEIGHED, SLIGHT, check_draws, seed_of
+from pymc_ngvi.core.sizes import (
+    AT_ONCE,
+    FIXED_SEED,
+    MAX_COV_DIM,
+    N_PREDICTED,
+    N_WEIGHED,
+    SLIGHT,
+    check_draws,
+    seed_of,
+)
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.verdict import NOT_TESTED, Against, Verdict, Word
 from pymc_ngvi.density.constrain import Constrainer, log_densities, term_sums
@@ -446,7 +455,7 @@ def summary_of_draws(
         sections = {"": table} if options.get("fmt", "wide") == "wide" else {}
         return Summary((), table, None, sections, (), by_sd)
     planned = Planned.of(posterior, group_effects=group_effects)
-    wide = draws * sum(planned.sizes.values()) > HELD
+    wide = draws * sum(planned.sizes.values()) > AT_ONCE
     tree = sample_tree(posterior, draws, rng, var_names=planned.names if wide else None)
     shown, where = planned.arranged(in_numbers(tree["posterior"].to_dataset()))
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)

@@ -201,6 +201,16 @@ def test_what_has_no_mean_takes_a_deterministic():
     np.testing.assert_allclose(found.sel(x=0.0), 1 / 3, rtol=1e-12)
 
 
+def test_categories_are_no_rows():
+    with pm.Model(coords={"row": range(6)}) as model:
+        x = pm.Data("x", np.linspace(-1.0, 1.0, 6), dims="row")
+        pm.OrderedLogistic("y", x * pm.Normal("b"), [-1.0, 1.0], observed=[0, 0, 1, 1, 2, 2], dims="row")
+    found = averages(approximation(model), {"x": [0, 1]}, var_names="y_probs")["y_probs"]
+    assert found.sizes["y_probs_dim_1"] == 3
+    np.testing.assert_allclose(found.sum("y_probs_dim_1"), 1.0)
+    np.testing.assert_allclose(found.sel(x=0)[..., 0], expit(-1.0))
+
+
 def test_the_mean_of_one_variable_is_given_draws_of_others():
     """Of y = z**2 + noise, the mean given z, and not the square of the mean of z."""
     with pm.Model() as model:

@@ -244,6 +244,19 @@ def test_a_heavy_tail_is_drawn():
     assert of_few < of_more
 
 
+def test_effects_of_many_groups_have_no_common_error():
+    """E[1 + (b - mean) d log p / db] = 0: errors of half a percent in each variance would add up."""
+    rng, n = np.random.default_rng(7), 1_000
+    successes = rng.integers(0, 6, size=1_000)
+    terms, forest, g = logit_groups(successes, 5, sd=1.0), singles(1_000), np.array([[0.3]])
+    points = found(terms, forest, g)
+    draws = drawn(terms, forest, np.repeat(g, n, axis=0), repeated(points, n), points.skew[0], 8)
+    apart = draws - points.centres.mean
+    score = successes - 5.0 / (1.0 + np.exp(-draws)) - (draws - g)
+    values = np.mean(1.0 + apart * score, axis=1)
+    assert abs(values.mean()) < 4.0 * values.std() / np.sqrt(n)
+
+
 def test_moments_of_draws_are_those_of_draws():
     rng = np.random.default_rng(4)
     gaussian = Gaussian(forest_of(TREES["nested"], 2), rng)

@@ -4,7 +4,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_ngvi import normalised
+from pymc_ngvi import fit_ngvi, normalised
 from pymc_ngvi.density.new_priors import unnormalised
 
 ORDERED = pm.distributions.transforms.ordered
@@ -48,3 +48,13 @@ def test_proper_priors_have_nothing_against_them():
         pm.Dirichlet("w", np.ones(3))
         pm.Normal("y", 0.0, 1.0, observed=[1.0])
     assert unnormalised(model) == []
+
+
+def test_a_free_scale_within_an_icar_gives_one_warning():
+    """PyMC's density has no factor sigma**-(n - 1): the fit is of that density, and exact."""
+    with pm.Model() as model:
+        field = pm.ICAR("x", W=1 - np.eye(3, dtype=int), sigma=pm.HalfNormal("s"))
+        pm.Normal("y", field, 1.0, observed=np.zeros(3))
+    with pytest.warns(UserWarning, match=r"The sigma of pm\.ICAR \('x'\) is a parameter.* sigma \* pm\.ICAR") as caught:
+        fit_ngvi(model, random_seed=1, progressbar=False)
+    assert [w.filename for w in caught] == [__file__]

@@ -524,6 +524,15 @@ def test_bad_input_is_named(fitted, new, options, message):
         fitted.predict(new, draws=5, **options)
 
 
+def test_arrays_that_are_no_data_are_named():
+    with pm.Model(coords={"day": range(6)}) as model:
+        level = pm.Normal("level", shape=2)
+        pm.Normal("y", level[np.arange(6) % 2] + pm.Data("x", np.zeros(6), dims="day"), observed=np.zeros(6))
+    said = r"An array of 6 values is fixed in 'y': make it a pm\.Data along 'day'"
+    with pytest.raises(ValueError, match=said):
+        approximation(model).predict({"x": np.zeros(8)}, draws=5)
+
+
 def of_levels(effect, **options):
     with pm.Model(coords={"group": list("abc")}, **options) as model:
         index = pm.Data("index", [0, 1, 2])

@@ -16,6 +16,7 @@ from pymc_ngvi.core.messages import Reason
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.posteriors import plan
+from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.plan import Decision, TimeBudget
 from pymc_ngvi.results.diagnosis import context_of
 
@@ -123,6 +124,26 @@ def test_max_seconds_beside_a_posterior_that_is_asked_for():
     assert error.value.approx.converged
 
 
+def test_a_process_of_many_points_is_exact_at_its_price():
+    x = np.linspace(0.0, 10.0, 90)
+    with pm.Model() as model:
+        process = pm.gp.Marginal(cov_func=pm.gp.cov.Matern52(1, ls=pm.InverseGamma("ls", 5, 10)))
+        y = np.sin(x) + 0.3 * np.random.default_rng(1).normal(size=90)
+        process.marginal_likelihood("y", X=x[:, None], y=y, sigma=pm.HalfNormal("sd"))
+    approx, kind = fit(model), KINDS["exact"]
+    assert approx.is_exact
+    price = kind.price(kind.possible(approx.density), approx.density, by_rows=False).seconds
+    assert 0.5 * price < approx.plan.of("exact").seconds < 1.5 * price
+
+
+def test_what_is_stopped_says_what_asks_for_it(monkeypatch):
+    monkeypatch.setattr(type(KINDS["exact"]), "run", lambda self, start, found, work, is_only: work.count(1e3))
+    approx = fit(skewed())
+    assert approx.record.on_request == "exact"
+    assert "exact posterior was stopped after about 17 min" in str(approx.summary())
+    assert "posterior='exact' asks for it" in str(approx.plan)
+
+
 # --- what is counted --------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +151,7 @@ def test_what_is_counted_ends_at_twice_its_price():
     work = prices.Work(3.0, most=10.0)
     with work.counting():
         prices.count(5.9)
-        with pytest.raises(prices.UsedUp, match="far more than was expected"):
+        with pytest.raises(prices.UsedUp, match="stopped after about"):
             prices.count(0.2)
     prices.count(1e9)  # beyond the context, nothing is
     work.expect(9.0)

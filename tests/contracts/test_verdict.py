@@ -32,7 +32,7 @@ CONDITIONS = {
     (TREES, "rule_error"): (SLIGHT, SLIGHT + 0.01, "the quadrature has not settled with 9 nodes"),
     (TREES, "lost"): (MOST_LOST, MOST_LOST + 0.01, "1.5 % of the draws have quadrature nodes in the wrong place"),
     (TREES, "elsewhere"): (MOST_SHORT, 0.08, "a group effect has 8 % of its mass at another mode"),
-    (TREES, "effects"): (MOST_SHORT - 1e-6, MOST_SHORT + 0.05, "of a group effect is wrong by 8 %"),
+    (TREES, "effects"): (MOST_SHORT - 1e-6, MOST_SHORT + 0.05, "of group effects, is wrong by 8 %"),
     (TREES, "sd_error"): (MOST_ERROR, 0.31, "within 31 % only"),
     (TREES, "tail"): (1_900.0 * LEAST_TAIL, 7.0, "an effective size of 7 draws beyond it, below 38"),
     (TREES, "missed"): (MOST_MOVED, 2.5, "missed"),
