@@ -54,6 +54,13 @@ def changed(approx, change):
     return making.replace(posterior, distribution=Changed(posterior.distribution, change))
 
 
+def test_a_tail_that_is_empty_by_chance_is_no_error():
+    """Of 10,000 columns of right draws, some have next to none beyond a limit."""
+    z = np.random.default_rng(5).standard_normal((300, 10_000))
+    drift = making.Drift(making.diffused(z, -z, np.ones_like(z), np.arange(len(z))))
+    assert not drift.stands_out
+
+
 def wider(theta, factor, where=slice(2, None)):
     theta = theta.copy()
     theta[:, where] = theta[:, where].mean(axis=0) + factor * (theta[:, where] - theta[:, where].mean(axis=0))

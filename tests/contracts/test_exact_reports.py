@@ -65,6 +65,11 @@ def test_samples(name):
     trace = approx.sample(20, return_inferencedata=False, random_seed=3)
     assert_array_equal(trace["total"], some.posterior["total"].values.ravel())
     assert {"mu", "scale", "b"} == set(approx.sample(5, log_p=False).posterior.data_vars) - {"total"}
+    of_scale = approx.sample(20, var_names=["scale"], random_seed=3).posterior["scale"]
+    assert_array_equal(np.sort(of_scale, axis=None), np.sort(trace["scale"], axis=None))
+    state = approx._state
+    theta = state.draw(20, np.random.default_rng(3), read=state.globals_)
+    assert not np.ptp(theta[:, state.locals_], axis=0).any()  # none is drawn
 
 
 @both
