@@ -14,7 +14,6 @@ import xarray as xr
 
 from numpy.typing import ArrayLike
 from pymc.backends.arviz import find_observations
-from pytensor.graph import Constant
 from scipy import sparse
 
 from pymc_ngvi.core.messages import checked_names, listed, shortened, suggestion, warn
@@ -25,7 +24,7 @@ from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import data_in, quoted
 from pymc_ngvi.density.predictive import PredictiveGraph, Treatment, indexed_axes, is_continued, n_batch_axes
 from pymc_ngvi.graphs.bambi import ATTRIBUTE, OBS
-from pymc_ngvi.graphs.rewrites import behind
+from pymc_ngvi.graphs.rewrites import behind, stored_value
 from pymc_ngvi.reading.roles import uncoupled_axes
 from pymc_ngvi.results.distributions import Posterior, roles_of, two_points
 
@@ -682,8 +681,8 @@ def _fixed_arrays(new: NewData) -> list[str]:
             f"{f' along {changed[n]!r}' if changed[n] else ''}, and give its new values, too."
             for rv in new.model.basic_RVs
             for part in behind(rv.owner.inputs, lambda v: [] if v in new.model.basic_RVs else v.owner.inputs)
-            for n in np.shape(part.data if isinstance(part, Constant) else ())
-            if n in changed
+            for n in getattr(stored_value(part), "shape", ())
+            if n in changed and part.name not in new.model.named_vars
         }
     )
 

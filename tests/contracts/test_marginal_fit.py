@@ -16,6 +16,7 @@ from pymc_ngvi.core.messages import NotApart, Reason, Unavailable
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors import kinds as latent_gaussian
 from pymc_ngvi.posteriors import plan
+from pymc_ngvi.results import diagnosis
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -157,13 +158,15 @@ def test_a_large_regression_is_left_to_the_gaussian():
     assert approx.record.posterior.startswith("Gaussian: ")
 
 
-def test_a_gaussian_posterior_is_left_as_it_is():
-    """Nothing is to be gained; a Normal mean with a known sd."""
+def test_a_gaussian_posterior_is_left_as_it_is(monkeypatch):
+    """Nothing is to be gained, a Normal mean with a known sd; and it stays exact where data leave no time for tests."""
+    monkeypatch.setattr(diagnosis, "budget_of", lambda posterior: diagnosis.Budget(0, 0, cut=True, weights_cut=True))
     with pm.Model() as model:
         mu = pm.Normal("mu", 0.0, 3.0, shape=2)
         pm.Normal("y", mu, 1.0, observed=np.ones((5, 2)))
     approx = fit(model)
-    assert not approx.is_exact
+    assert approx.record.closing_line().startswith("Exact posterior in ")
+    assert approx.is_exact
     assert approx.record.posterior.startswith("Gaussian: importance weights are nearly equal")
     assert (approx.record.reason, approx.record.on_request) == (Reason.SUPERFLUOUS, "")
 

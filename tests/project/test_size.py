@@ -8,15 +8,15 @@ import pytest
 from size import ROOT, count, sizes_of_rooms, total
 
 #: At most so many in the package. To add is to take away elsewhere; what has become smaller lowers its limit.
-LIMITS = {"statements": 28_900, "numbers": 1_013, "classes": 509, "functions of one statement": 1_206}
+LIMITS = {"statements": 28_890, "numbers": 1_012, "classes": 509, "functions of one statement": 1_200}
 #: Raised once: results lost the names that a rule of the type checker had asked for, so that two statements became one;
 #: and tests that were alone in what they assert came back.
 RAISED = {"functions of one statement", "tests"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "results": 5_200, "density": 5_194, "methods": 3_073, "marginal": 2_413, "fitting": 1_980, "rows": 1_991,
-    "families": 1_756, "core": 1_560, "reading": 1_170, "ops": 1_062, "graphs": 1_048, "": 870, "moves": 661,
-    "nested": 657, "posteriors": 264,
+    "density": 5_230, "results": 5_101, "methods": 3_072, "marginal": 2_433, "rows": 1_991, "fitting": 1_905,
+    "families": 1_756, "core": 1_653, "reading": 1_168, "graphs": 1_105, "ops": 1_062, "": 857, "moves": 664,
+    "nested": 637, "posteriors": 256,
 }  # fmt: skip
 #: Statements above the limit while new code stands beside the old, 3,000 at most, and the files that will go for it.
 OVERDRAFT = 0
@@ -24,7 +24,7 @@ OLD_FILES = ()
 #: A limit that is further above what there is has to be lowered.
 SLACK = 0.01
 #: Statements of the tests, and of the scripts that measure.
-OF_TESTS = {"tests": 25_200, "benchmarks": 15_000}
+OF_TESTS = {"tests": 25_150, "benchmarks": 14_980}
 
 
 @pytest.fixture(scope="module")
