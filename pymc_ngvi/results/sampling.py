@@ -35,7 +35,6 @@ from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.info import of_batches, quoted
 from pymc_ngvi.density.observed_rows import observed_logp
-from pymc_ngvi.graphs.rewrites import behind
 from pymc_ngvi.moves.posterior import MovedDraws
 from pymc_ngvi.results.distributions import (
     Posterior,
