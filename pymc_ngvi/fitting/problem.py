@@ -408,7 +408,7 @@ def problem_of(density: ModelDensity, options: FitOptions) -> Problem:
             )
         structure = find_blocks(pattern)
         target = reparametrised(density, structure, options.reparam)
-    family = FAMILIES[options.choice.family].of(Form(density, structure), options)
+    family = make_family(options, density, structure)
     check_memory(family.memory_bytes(target.n_dim), options.choice.family, target.n_dim, list(FAMILIES))
     return Problem(density, target, family)
 
@@ -449,3 +449,10 @@ class Form:
         """Return the structure of the factor of the Hessian; None where that counts as dense."""
         form = self.known or form_of(self.density, fill=fill, sums=sums)
         return None if form is None else structure_of(form)
+
+
+def make_family(
+    options: FitOptions, density: ModelDensity, structure: Partition | None = None
+) -> Family[VariationalState]:
+    """Return what makes a state of location and scale."""
+    return FAMILIES[options.choice.family].of(Form(density, structure), options)

@@ -457,7 +457,11 @@ def group_of(content: Mapping[str, object], *, inline: bool, attrs: Mapping[str,
         before = [array.shape[:axis].count(length) for axis, length in enumerate(array.shape)]
         dims = [f"n_{n}_{k + 1}" if k else f"n_{n}" for n, k in zip(array.shape, before, strict=True)]
         data[name] = xr.Variable(dims, array, encoding={"_FillValue": None})
-    group = xr.Dataset(data, attrs=attrs)
+    return sealed(xr.Dataset(data, attrs=attrs))
+
+
+def sealed(group: xr.Dataset) -> xr.Dataset:
+    """Return a group with the digest of its arrays."""
     return group.assign_attrs({_DIGEST: digest_of({name: group[name].values for name in group.variables})})
 
 
