@@ -102,7 +102,8 @@ def check_indices(model: pm.Model) -> None:
         if not isinstance(node.op, AdvancedSubtensor) or any(part.type.dtype == "bool" for part in parts):
             continue
         indices = indices_from_subtensor(parts, node.op.idx_list)
-        dims = model.named_vars_to_dims.get(of.name) or (None,) * len(indices)
+        is_named = model.named_vars.get(of.name) is of
+        dims = (is_named and model.named_vars_to_dims.get(of.name)) or (None,) * len(indices)
         for index, dim, static in zip(indices, dims, of.type.shape, strict=False):
             array, length = stored_value(index), lengths.get(dim, static)
             if length is None or not (isinstance(array, np.ndarray) and array.dtype.kind in "iu"):

@@ -804,7 +804,6 @@ def _listed(values: Array) -> str:
 
 #: Of shards that no executor evaluates.
 _HERE = "in this process"
-#: Is told how many shards are done, and how many there are.
 
 
 class Shards:

@@ -103,7 +103,8 @@ class Watched:
                 break
             # What is proper is only wide: the fit goes on, and standard deviations are compared with those of now.
             state = until(replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING), last)
-        is_far = state.status.can_be_followed and state.status not in (Status.CONVERGED, Status.PAUSED)
+        is_open = state.status.can_be_followed and state.status not in (Status.CONVERGED, Status.PAUSED)
+        is_far = is_open and not np.all(state.history.gaps[-1:] < 1.0)  # nats
         if is_far and self._density is not None and constant_data(self._density.model):
             return replace(state, status=Status.COLLAPSED)  # a scale goes to 0, from wherever a fit begins
         return state

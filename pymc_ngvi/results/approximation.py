@@ -1047,7 +1047,9 @@ class NGVIApproximation(Approximation):
         >>> abs(approx.log_marginal_likelihood.value - -1.609) < 0.03  # 1/5: each number of successes is as likely
         True
         """
-        return log_marginal_likelihood(self._posterior)
+        return log_marginal_likelihood(
+            self._posterior, is_same=not isinstance(self._state, PoolState) and self.is_exact
+        )
 
     # --- components ---
 

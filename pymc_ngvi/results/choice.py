@@ -459,9 +459,9 @@ class Candidates[A: NGVIApproximation]:
     def _try(self, name: str) -> Unavailable | None:
         """Make a posterior; return why there is none."""
         kind, found, candidate, density = KINDS[name], self._offers.pop(name), self._table[name], self.density
-        is_sure = candidate.chance == 1.0 and not self._offers and self._gaussian is not None
-        # What was asked for may take all that there is, too.
-        work = Work(max(candidate.seconds, self.left / MOST_TIMES if is_sure or not self._is_auto else 0.0), self.left)
+        is_asked_for = not self._is_auto or self.choice.max_seconds is not None
+        takes_all = is_asked_for or (candidate.chance == 1.0 and not self._offers and self._gaussian is not None)
+        work = Work(max(candidate.seconds, self.left / MOST_TIMES if takes_all else 0.0), self.left)
         try:
             with (
                 task(kind.title, seconds=candidate.seconds), self._sparing(kind),

@@ -167,13 +167,10 @@ if TYPE_CHECKING:
 # --- marginal likelihoods of exact, nested and moved posteriors: of all data, and of each group given the others ---
 
 
-def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
+def log_marginal_likelihood(posterior: Posterior, *, is_same: bool) -> LogMarginalLikelihood:
     """Return log p(y); see `NGVIApproximation.log_marginal_likelihood`."""
-    state = posterior.distribution.q
-    if not isinstance(state, PoolState):
-        record = posterior.record
-        if record is not None and record.judged.is_same:  # the ELBO of the posterior itself
-            return LogMarginalLikelihood(record.elbo.value - log_excess(posterior.model), record.elbo.se)
+    state, record = posterior.distribution.q, posterior.record
+    if not (is_same or isinstance(state, PoolState)):
         why = f" ({record.posterior})" if record is not None and record.posterior else ""
         raise ValueError(
             f"log_marginal_likelihood is that of an exact posterior, and this is none{why}: pm.fit(..., "
@@ -181,6 +178,9 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
         )
     if reasons := unnormalised(posterior.model):
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
+    if not isinstance(state, PoolState):  # the ELBO of the posterior itself
+        elbo = cast(Any, record).elbo
+        return LogMarginalLikelihood(elbo.value - log_excess(posterior.model), elbo.se)
     value, se = state.log_normaliser
     if np.isnan(value):
         if state.kind == WEIGHTED:

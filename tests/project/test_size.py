@@ -14,7 +14,7 @@ LIMITS = {"statements": 28_890, "numbers": 1_012, "classes": 509, "functions of 
 RAISED = {"functions of one statement", "tests"}
 #: Statements of each room. They may be cut anew within the sum, not in the same change as the code that needs it.
 ROOMS = {
-    "density": 5_230, "results": 5_101, "methods": 3_072, "marginal": 2_433, "rows": 1_991, "fitting": 1_905,
+    "density": 5_235, "results": 5_093, "methods": 3_072, "marginal": 2_433, "rows": 1_991, "fitting": 1_908,
     "families": 1_756, "core": 1_653, "reading": 1_168, "graphs": 1_105, "ops": 1_062, "": 857, "moves": 664,
     "nested": 637, "posteriors": 256,
 }  # fmt: skip
