@@ -218,7 +218,7 @@ def test_what_was_asked_for_may_take_what_there_is(monkeypatch):
         fit(curved(8), posterior="exact", max_seconds=100.0)
     fit(curved(8), max_seconds=100.0)
     monkeypatch.setattr(type(KINDS["exact"]), "chance", lambda self, found: 0.9)
-    fit(curved(8), max_seconds=100.0)
+    fit(curved(8))
     assert seen[0] == np.inf
     assert 40.0 < seen[1] <= 50.0
     assert 40.0 < seen[2] <= 50.0
