@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import logging
+import multiprocessing
 import sys
 import time
 
@@ -116,7 +117,7 @@ def task(
         if (display := _DISPLAY.get()) is None:
             display = Display(theme, has_numbers=has_numbers)
             stack.callback(_DISPLAY.reset, _DISPLAY.set(display))
-            if enabled:
+            if enabled and multiprocessing.parent_process() is None:  # workers of a notebook write to its server
                 of_log = (*logging.root.handlers, *logging.getLogger("pymc").handlers)
                 handlers: Any = [handler for handler in of_log if getattr(handler, "stream", None) is sys.stderr]
                 stack.enter_context(display)
