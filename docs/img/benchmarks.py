@@ -4,7 +4,6 @@ Each is drawn from tables in ``tests/benchmarks/results``, in seconds. With name
 alone.
 """
 
-import io
 import json
 import sys
 
@@ -17,12 +16,14 @@ matplotlib.use("Agg")
 import numpy as np
 import pandas as pd
 
+from drawing import STYLE, save
 from matplotlib import pyplot
-from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "benchmarks" / "results"
 FOLDER = Path(__file__).parent / "benchmarks"
+#: Twice the width of a page.
+DPI = 180
 OURS, GAUSSIAN, OTHER, GREY = "#0b5fa5", "#6baed6", "#d95f02", "0.45"
 #: Methods of `compare.csv`, from the top down.
 METHODS = {
@@ -47,60 +48,56 @@ def read(name):
     return pd.read_csv(RESULTS / f"{name}.csv")
 
 
-def save(figure, name):
-    """Write a figure in 64 colours, at twice the width of a page."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=180)
-    Image.open(buffer).convert("RGB").quantize(64).save(FOLDER / f"{name}.png", optimize=True)
-    pyplot.close(figure)
-
-
 def panels(n, height, **options):
     """Return a figure of a row of panels."""
     figure, axes = pyplot.subplots(1, n, figsize=(8.0, height), layout="constrained", **options)
     return figure, np.atleast_1d(axes)
 
 
-def seconds():
-    """Draw seconds of eight methods on three models."""
-    table = read("compare").set_index(["model", "method", "cache"]).seconds
+def by_method(columns, labels, **axis):
+    """Return a figure of two columns of a table for each method, joined by a line, on three models, and its axes."""
     figure, axes = panels(3, 2.9, sharey=True, sharex=True)
     for ax, (model, title) in zip(axes, MODELS.items(), strict=True):
         for i, method in enumerate(METHODS):
-            cold, warm = (table[model, method, cache] for cache in ("cold", "warm"))
+            values = [column[model, method] for column in columns]
             colour = OURS if method.startswith("ngvi") else GREY
-            ax.plot([warm, cold], [i, i], color=colour, linewidth=1)
-            ax.plot(cold, i, "o", color=colour, label="first fit, nothing compiled")
-            ax.plot(warm, i, "o", color=colour, markerfacecolor="white", label="again, in a new process")
+            ax.plot(values, [i, i], color=colour, linewidth=1)
+            for value, (label, marker, face) in zip(values, labels, strict=True):
+                ax.plot(value, i, marker, color=colour, markerfacecolor=face or colour, label=label)
+        ax.set_title(title, size=9)
+        ax.set(xscale="log", **axis)
+    axes[0].set(yticks=range(len(METHODS)), yticklabels=METHODS.values(), ylim=(len(METHODS) - 0.5, -0.5))
+    handles, texts = axes[0].get_legend_handles_labels()
+    figure.legend(handles[4:6], texts[4:6], loc="outside lower center", ncols=2)
+    return figure, axes
+
+
+def seconds():
+    """Draw seconds of eight methods on three models."""
+    table = read("compare").set_index(["cache", "model", "method"]).seconds
+    labels = [("first fit, nothing compiled", "o", None), ("again, in a new process", "o", "white")]
+    figure, axes = by_method(
+        [table["cold"], table["warm"]], labels,
+        xlim=(0.4, 130), xticks=[1, 10, 100], xticklabels=["1", "10", "100"], xlabel="seconds",
+    )  # fmt: skip
+    for ax, model in zip(axes, MODELS, strict=True):
+        for i, method in enumerate(METHODS):
+            cold = table["cold", model, method]
             ax.annotate(
                 f"{cold:.{int(cold < 10)}f}", (cold, i), (6, 0), textcoords="offset points", va="center", size=8
             )
-        ax.set_title(title, size=9)
-        ax.set(xscale="log", xlim=(0.4, 130), xticks=[1, 10, 100], xticklabels=["1", "10", "100"], xlabel="seconds")
-    axes[0].set(yticks=range(len(METHODS)), yticklabels=METHODS.values(), ylim=(len(METHODS) - 0.5, -0.5))
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles[4:6], labels[4:6], loc="outside lower center", ncols=2)
-    save(figure, "seconds")
+    save(figure, FOLDER / "seconds.png", DPI)
 
 
 def errors():
     """Draw errors of means and standard deviations of the same fits."""
-    table = read("compare")
-    table = table[table.cache == "warm"].set_index(["model", "method"])
-    figure, axes = panels(3, 2.9, sharey=True, sharex=True)
-    for ax, (model, title) in zip(axes, MODELS.items(), strict=True):
-        for i, method in enumerate(METHODS):
-            em, es = table.loc[(model, method), ["em", "es"]]
-            colour = OURS if method.startswith("ngvi") else GREY
-            ax.plot([em, es], [i, i], color=colour, linewidth=1)
-            ax.plot(em, i, "o", color=colour, label="means, in posterior standard deviations")
-            ax.plot(es, i, "s", color=colour, markerfacecolor="white", label="standard deviations, relative")
-        ax.set_title(title, size=9)
-        ax.set(xscale="log", xlim=(0.004, 3), xticks=[0.01, 0.1, 1], xticklabels=["0.01", "0.1", "1"], xlabel="error")
-    axes[0].set(yticks=range(len(METHODS)), yticklabels=METHODS.values(), ylim=(len(METHODS) - 0.5, -0.5))
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles[4:6], labels[4:6], loc="outside lower center", ncols=2)
-    save(figure, "errors")
+    table = read("compare").query("cache == 'warm'").set_index(["model", "method"])
+    labels = [("means, in posterior standard deviations", "o", None), ("standard deviations, relative", "s", "white")]
+    figure, _ = by_method(
+        [table.em, table.es], labels,
+        xlim=(0.004, 3), xticks=[0.01, 0.1, 1], xticklabels=["0.01", "0.1", "1"], xlabel="error",
+    )  # fmt: skip
+    save(figure, FOLDER / "errors.png", DPI)
 
 
 def groups():
@@ -130,7 +127,7 @@ def groups():
     right.set_xlim(5e-5, 5)
     right.set(yticks=range(3), yticklabels=[f"{n:,} groups" for n, *_ in rows], xticks=[0.001, 0.01, 0.1, 1])
     right.set_xticklabels(["0.001", "0.01", "0.1", "1"])
-    save(figure, "groups")
+    save(figure, FOLDER / "groups.png", DPI)
 
 
 def coverage():
@@ -166,7 +163,7 @@ def coverage():
     right.set(yticks=range(len(designs)), yticklabels=designs, ylim=(len(designs) - 0.5, -0.5))
     right.set(xlabel="coverage of 95 % intervals, %", title="filled: coefficients; hollow: sd of intercepts")
     right.legend(loc="lower left")
-    save(figure, "coverage")
+    save(figure, FOLDER / "coverage.png", DPI)
 
 
 def inla():
@@ -184,7 +181,7 @@ def inla():
     ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5), xlim=(-0.005, None))
     ax.set_xlabel("error of each parameter's mean beside NUTS, in standard deviations")
     ax.legend()
-    save(figure, "inla")
+    save(figure, FOLDER / "inla.png", DPI)
 
 
 def models():
@@ -200,23 +197,14 @@ def models():
     ax.minorticks_off()
     ax.set(xlabel="processor seconds of a first fit", ylabel="larger error, of means or sds", ylim=(0.004, 0.4))
     figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=5, columnspacing=0.8)
-    save(figure, "models")
+    save(figure, FOLDER / "models.png", DPI)
 
 
 FIGURES = {draw.__name__: draw for draw in (seconds, errors, groups, coverage, inla, models)}
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.markersize": 5,
-}
 
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    with pyplot.rc_context(STYLE):
+    with pyplot.rc_context(STYLE | {"lines.markersize": 5}):
         for name in sys.argv[1:] or FIGURES:
             FIGURES[name]()

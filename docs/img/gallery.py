@@ -4,7 +4,6 @@ Each page's own code is run, and its figure drawn from what that leaves; figures
 names of pages behind it (``ordinal irt``), these alone.
 """
 
-import io
 import re
 import sys
 import time
@@ -17,8 +16,8 @@ matplotlib.use("Agg")
 
 import numpy as np
 
+from drawing import STYLE, save
 from matplotlib import pyplot
-from PIL import Image
 from scipy.special import expit
 
 import pymc_ngvi  # noqa: F401  (imported before seconds are counted)
@@ -227,21 +226,11 @@ def ab_tests(page, ax):
 FIGURES = (
     ordinal, survival, counts, mrp, splines, irt, meta_analysis, spatial, gaussian_process, time_series, ab_tests
 )  # fmt: skip
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "legend.title_fontsize": 8,
-    "lines.markersize": 4,
-}
 
 
 if __name__ == "__main__":
     (HERE / "gallery").mkdir(exist_ok=True)
-    with pyplot.rc_context(STYLE):
+    with pyplot.rc_context(STYLE | {"legend.title_fontsize": 8, "lines.markersize": 4}):
         for draw in FIGURES:
             if sys.argv[1:] and draw.__name__ not in sys.argv[1:]:
                 continue
@@ -249,8 +238,4 @@ if __name__ == "__main__":
             n = 3 if draw is spatial else 1
             figure, axes = pyplot.subplots(1, n, figsize=(6.4, 2.9), layout="constrained")
             draw(page, axes)
-            buffer = io.BytesIO()
-            figure.savefig(buffer, dpi=200)
-            path = HERE / "gallery" / f"{draw.__name__}.png"
-            Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
-            pyplot.close(figure)
+            save(figure, HERE / "gallery" / f"{draw.__name__}.png", dpi=200)

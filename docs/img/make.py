@@ -4,7 +4,6 @@ With names of pictures behind it (``khat structure``), these alone.
 """
 
 import functools
-import io
 import re
 import sys
 
@@ -20,22 +19,13 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 
-from matplotlib import pyplot
-from PIL import Image
+from drawing import save
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 build_model = epilepsy.epilepsy["build_model"]
-
-
-def save(figure, name):
-    """Write a figure as a small file, of 128 colours."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=90)
-    Image.open(buffer).convert("RGB").quantize(128).save(HERE / f"{name}.png", optimize=True)
-    pyplot.close("all")
 
 
 @functools.cache
@@ -47,12 +37,12 @@ def fitted():
 
 def fit():
     """Draw how the fit went."""
-    save(fitted().plot_fit()[0].figure, "fit")
+    save(fitted().plot_fit()[0].figure, HERE / "fit.png", 90, colours=128)
 
 
 def khat():
     """Draw the importance weights."""
-    save(fitted().plot_khat(random_seed=4).figure, "khat")
+    save(fitted().plot_khat(random_seed=4).figure, HERE / "khat.png", 90, colours=128)
 
 
 def comparison():
@@ -63,7 +53,7 @@ def comparison():
     for kind in ("forest", "pair"):
         shown = names if kind != "pair" else ["beta[intercept]", "beta[treatment]", "sd[intercept]", "sd[visit]"]
         plot = approx.plot_comparison(nuts, shown, kind, random_seed=5)
-        save(plot.viz["figure"].item(), f"comparison_{kind}")
+        save(plot.viz["figure"].item(), HERE / f"comparison_{kind}.png", 90, colours=128)
 
 
 def priors():
@@ -73,7 +63,7 @@ def priors():
         theta = pm.Normal("theta", pm.Normal("mu", 0, 5), pm.HalfCauchy("tau", 5), shape=8)
         pm.Normal("effect", theta, error, observed=effect)
         approx = pm.fit(method="ngvi", random_seed=1, progressbar=False)
-    save(approx.plot_prior_sensitivity().viz["figure"].item(), "priors")
+    save(approx.plot_prior_sensitivity().viz["figure"].item(), HERE / "priors.png", 90, colours=128)
 
 
 def contrasts():
@@ -83,7 +73,7 @@ def contrasts():
         if "difference" not in scope:
             exec(code, scope)
     plot = arviz_plots.plot_forest(scope["difference"], figure_kwargs={"figsize": (7, 3)})
-    save(plot.viz["figure"].item(), "contrasts")
+    save(plot.viz["figure"].item(), HERE / "contrasts.png", 90, colours=128)
 
 
 PICTURES = {f.__name__: f for f in (fit, khat, comparison, priors, contrasts)}

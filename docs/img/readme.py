@@ -4,7 +4,6 @@ Left, the posterior of a standard deviation in the epilepsy GLMM, by NUTS, by th
 minute. Right, seconds of ``tests/benchmarks/results/readme.csv``, a point for each data set.
 """
 
-import io
 import textwrap
 
 from pathlib import Path
@@ -13,8 +12,8 @@ import epilepsy
 import numpy as np
 import pandas as pd
 
+from drawing import save
 from matplotlib import pyplot
-from PIL import Image
 from scipy.stats import gaussian_kde
 
 ROOT = Path(__file__).parents[2]
@@ -62,9 +61,7 @@ def main():
     for ax in axes:
         ax.spines[["left", "top", "right"]].set_visible(False)
         ax.tick_params(axis="y", length=0)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=160)
-    Image.open(buffer).convert("RGB").quantize(64).save(Path(__file__).with_name("readme.png"), optimize=True)
+    save(figure, Path(__file__).with_name("readme.png"), dpi=160)
 
 
 if __name__ == "__main__":
