@@ -178,11 +178,8 @@ def log_marginal_likelihood(posterior: Posterior, *, is_same: bool) -> LogMargin
         )
     if reasons := unnormalised(posterior.model):
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
-    if not isinstance(state, PoolState):  # the ELBO of the posterior itself
-        elbo = cast(Any, record).elbo
-        return LogMarginalLikelihood(elbo.value - log_excess(posterior.model), elbo.se)
-    value, se = state.log_normaliser
-    if np.isnan(value):
+    value, se = state.log_normaliser if isinstance(state, PoolState) else cast(Any, record).elbo
+    if np.isnan(value) and isinstance(state, PoolState):
         if state.kind == WEIGHTED:
             why = "it takes draws of an exact posterior, and weights that are even enough"
             raise ValueError(f"There is no marginal likelihood to be relied on: {why}. {state.checks}")
